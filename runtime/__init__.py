@@ -1,0 +1,1 @@
+"""What touches a device: compile, launch, emulate, measure, verify, tune, store, and the public functions."""

@@ -1,0 +1,1 @@
+"""The CPU engine that runs generated kernels without a GPU."""
