@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 TESTS = Path(__file__).resolve().parent
@@ -21,6 +22,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="keep compiled kernels and emulator objects in DIR from run to run (default: a temporary folder)",
     )
+    group.addoption("--wheel", metavar="FILE", help="test this wheel instead of one built from the checkout")
+
+
+# The machine may be busy: a time limit per example would measure that. Failures are found again from the seed printed.
+hypothesis.settings.register_profile("flashsmith", deadline=None)
+hypothesis.settings.load_profile("flashsmith")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
