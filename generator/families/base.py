@@ -113,7 +113,8 @@ class Family(abc.ABC):
     name: ClassVar[str]
     op: ClassVar[str]
     config_type: ClassVar[type[KernelConfig]]
-    template: ClassVar[str]
+    #: Section name -> template; "mods" comes from the spec's graphs and stands before "kernel".
+    sections: ClassVar[tuple[tuple[str, str], ...]]
     entry: ClassVar[str]
 
     @abc.abstractmethod
