@@ -52,6 +52,7 @@ def render(
     mod_text = "\n".join(text.strip("\n") + "\n" for text in functions if text)
     if mod_text:
         texts["mods"] = "// ---- Mask and score, traced from Python -----------------------------------------------------\n\n" + mod_text
+    texts = {name: _align_comments(text) for name, text in texts.items()}
     texts["primitives"] = _used_functions(texts["primitives"], texts.get("mods", "") + texts["kernel"])
     order = ("header", "types", "primitives", "mods", "kernel")
     sections = tuple(Section(name, texts[name]) for name in order if name in texts)
@@ -100,6 +101,26 @@ def _used_functions(primitives: str, user_text: str) -> str:
         used |= called
         frontier = "\n".join(by_name[name] for name in called)
     return "\n\n".join([title, *(text for name, text in by_name.items() if name in used)]) + "\n"
+
+
+_TRAILING_COMMENT = re.compile(r"^(?P<code>\s*[^/\s].*?) +(?P<comment>// .*)$")
+
+
+def _align_comments(text: str) -> str:
+    """`text` with the trailing comments of neighbouring lines in one column, as clang-format sets them."""
+    lines = text.split("\n")
+    matches = [_TRAILING_COMMENT.match(line) for line in lines]
+    start = 0
+    while start < len(lines):
+        end = start
+        while end < len(lines) and matches[end] is not None:
+            end += 1
+        block = [match for match in matches[start:end] if match is not None]
+        if block:
+            column = max(len(match["code"]) for match in block) + 2
+            lines[start:end] = [match["code"].ljust(column) + match["comment"] for match in block]
+        start = end + 1
+    return "\n".join(lines)
 
 
 def _check_residue(text: str) -> None:
