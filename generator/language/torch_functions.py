@@ -1,0 +1,76 @@
+"""torch's functions and tensor methods on traced values, by name: `torch.where(...)`, `score.tanh()`.
+
+Nothing here imports torch: torch itself calls `Value.__torch_function__`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from . import functions
+from .values import Value, to_node, trace_error
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "where": functions.where,
+    "minimum": functions.minimum, "min": functions.minimum,
+    "maximum": functions.maximum, "max": functions.maximum,
+    "abs": functions.abs, "absolute": functions.abs,
+    "exp": functions.exp, "log": functions.log, "tanh": functions.tanh, "sqrt": functions.sqrt,
+    "clamp": functions.clamp, "clip": functions.clamp,
+    "clamp_min": lambda x, low: functions.clamp(x, low),
+    "clamp_max": lambda x, high: functions.clamp(x, None, high),
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
+    "div": operator.truediv, "true_divide": operator.truediv, "divide": operator.truediv,
+    "floor_divide": operator.floordiv, "remainder": operator.mod,
+    "logical_and": operator.and_, "logical_or": operator.or_, "logical_not": operator.invert,
+    "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
+    "bitwise_not": operator.invert,
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
+    "float": functions.to_float,
+}  # fmt: skip
+
+#: Methods of a traced value; a subset of the above that torch tensors have too.
+_METHODS = frozenset(_FUNCTIONS) - {"where", "min", "max"}
+
+
+def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch's `func` on traced values. Raises TraceError where the language has no such function."""
+    name = getattr(func, "__name__", str(func))
+    # torch.Tensor's operators arrive under their special names: tensor - traced is `__sub__` or `sub`.
+    known = _FUNCTIONS.get(name.strip("_").removeprefix("r") if name.startswith("__r") else name.strip("_"))
+    if known is None:
+        raise trace_error(f"torch's {name} cannot be traced. The language has {', '.join(_listed())}, and operators.")
+    if name.startswith("__r"):
+        args = args[::-1]
+    renamed = {{"input": "x", "min": "low", "max": "high", "self": "a", "other": "b"}.get(k, k): v for k, v in kwargs.items()}
+    if "x" in renamed:
+        args, renamed = (renamed.pop("x"), *args), renamed
+    try:
+        return known(*(_plain(a) for a in args), **{k: _plain(v) for k, v in renamed.items()})
+    except TypeError as error:
+        raise trace_error(f"torch's {name} was called with arguments the language does not take: {error}.") from None
+
+
+def method(value: Value, name: str) -> Callable[..., Any]:
+    """`value.name` as a function. Raises TraceError where the language has no such method."""
+    if name in _METHODS:
+        known = _FUNCTIONS[name]
+        return lambda *args, **kwargs: known(value, *args, **kwargs)
+    if name == "item":
+        raise trace_error(".item() of a traced value is not possible: its value is only known in the kernel.")
+    raise trace_error(
+        f"A traced value has no attribute {name!r}. Methods: {', '.join(sorted(_METHODS))}; or use Python's operators."
+    )
+
+
+def _plain(argument: Any) -> Any:
+    # A captured 0-d tensor that reached torch unwrapped is a constant nobody could change later.
+    if argument is None or isinstance(argument, bool | int | float | Value):
+        return argument
+    return Value(to_node(argument, "an argument of a torch function"))
+
+
+def _listed() -> list[str]:
+    return sorted(set(functions.__dict__) & {"where", "minimum", "maximum", "abs", "exp", "log", "tanh", "sqrt", "clamp"})
