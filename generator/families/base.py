@@ -134,8 +134,15 @@ class Family(abc.ABC):
         """Why `config` cannot run (or cannot win) for `spec` on `arch`; None if it is in the space."""
 
     @abc.abstractmethod
+    def default_configs(self, spec: AttentionSpec, arch: Arch) -> tuple[KernelConfig, ...]:
+        """The configs to use where nothing was tuned, all inside the space, at least one.
+
+        The first is the default; a later one is taken where a mask or score function makes an earlier one spill.
+        """
+
     def default_config(self, spec: AttentionSpec, arch: Arch) -> KernelConfig:
-        """The config used where nothing was tuned. Always inside the space."""
+        """The first of `default_configs`."""
+        return self.default_configs(spec, arch)[0]
 
     @abc.abstractmethod
     def arguments(self, spec: AttentionSpec) -> tuple[ArgumentField, ...]:

@@ -87,6 +87,20 @@ def chunks_of(head_dim: int) -> int:
     return (head_dim + 15) // 16 * 2
 
 
+def _preferred(spec: AttentionSpec) -> tuple[tuple[int, int, int, int, bool, int], ...]:
+    """(B_r, B_c, num_warps, num_stages, q_in_registers, min_blocks), the fastest first on an H200 at length 4096.
+
+    The later ones take fewer registers and less shared memory: a mask or score function that overflows the registers of
+    the first still finds one that fits.
+    """
+    widest = max(spec.head_dim, spec.head_dim_v)
+    if widest <= 64:
+        return ((128, 48, 4, 2, False, 3), (128, 48, 4, 2, False, 1), (128, 32, 4, 1, False, 1), (64, 32, 4, 1, False, 1))
+    if widest <= 128:
+        return ((128, 48, 4, 2, False, 1), (128, 32, 4, 2, False, 1), (128, 32, 4, 1, False, 1), (64, 32, 4, 1, False, 1))
+    return ((64, 32, 4, 2, True, 1), (64, 64, 4, 1, False, 1), (64, 32, 4, 1, False, 1), (32, 32, 2, 1, False, 1))
+
+
 class ForwardSm80(Family):
     """cp.async + mma.m16n8k16 forward, on every architecture from sm_80."""
 
@@ -197,23 +211,20 @@ class ForwardSm80(Family):
             )
         return None
 
-    def default_config(self, spec: AttentionSpec, arch: Arch) -> ForwardSm80Config:
+    def default_configs(self, spec: AttentionSpec, arch: Arch) -> tuple[ForwardSm80Config, ...]:
         schedule = "linear" if spec.mask is None else "longest_first"
-        # (B_r, B_c, num_warps, num_stages), best first. Measured on an H200 at sequence length 4096; two resident
-        # blocks hide each other's softmax, so the first that leaves room for two is taken, else the first that fits.
-        if max(spec.head_dim, spec.head_dim_v) <= 128:
-            preferred = ((128, 48, 4, 2), (128, 32, 4, 2), (128, 32, 4, 1), (64, 32, 4, 1))
-        else:
-            preferred = ((64, 64, 4, 1), (64, 32, 4, 1), (32, 32, 2, 1))
         valid = []
-        for B_r, B_c, num_warps, num_stages in preferred:
-            config = ForwardSm80Config(B_r, B_c, num_warps, num_stages, False, "optimistic", schedule, 1)
+        for B_r, B_c, num_warps, num_stages, q_in_registers, min_blocks in _preferred(spec):
+            config = ForwardSm80Config(
+                B_r, B_c, num_warps, num_stages, q_in_registers, "optimistic", schedule, min_blocks
+            )
             if self.exclusion(spec, config, arch) is None:
                 valid.append(config)
-        for config in valid:
-            if 2 * (self.resources(spec, config).smem_bytes + RESERVED_SMEM_PER_BLOCK) <= arch.smem_per_sm:
-                return config
-        return valid[0]
+        # Two resident blocks hide each other's softmax; one that fills the SM comes after those that leave room.
+        return tuple(sorted(valid, key=lambda config: not self._leaves_room(spec, config, arch)))
+
+    def _leaves_room(self, spec: AttentionSpec, config: ForwardSm80Config, arch: Arch) -> bool:
+        return 2 * (self.resources(spec, config).smem_bytes + RESERVED_SMEM_PER_BLOCK) <= arch.smem_per_sm
 
     def arguments(self, spec: AttentionSpec) -> tuple[ArgumentField, ...]:
         fields = [
