@@ -1,0 +1,139 @@
+"""The disk cache of what the emulator builds: a folder per key with one file and its checksum, whole or absent.
+
+    <cache dir>/emulator-v1/<name>-<32 hex digits of the key>/{product, checksum, ...}
+
+As for compiled kernels (runtime/cache.py), an entry is filled in a temporary folder and renamed, whatever is wrong with
+one is a miss, and a folder that others may write to is not used: programs in it would run with this user's rights.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .. import private_folder, variables
+
+FOLDER = "emulator-v1"
+PRODUCT = "product"
+_CHECKSUM = "checksum"
+_LIMIT = 512 << 20
+
+_log = logging.getLogger("flashsmith.emulator")
+_guard = threading.Lock()
+_locks: dict[Path, threading.Lock] = {}
+_fallback: Path | None = None
+
+
+def cached(name: str, key: str, build: Callable[[Path], None]) -> Path:
+    """The path of the product called `name` under the hex digest `key`, built by `build(folder)` where it is missing.
+
+    `build` makes the file `product` in the folder it is given; other files there are kept beside it. Threads build a
+    product once; processes wait for one another for a bounded time, then build twice.
+    """
+    root = _root()
+    entry = root / f"{name}-{key[:32]}"
+    with _lock_of(entry), _process_lock(root, entry):
+        if _is_whole(entry):
+            return entry / PRODUCT
+        temporary = root / f".tmp-{os.getpid()}-{secrets.token_hex(6)}"
+        private_folder.make_private(temporary)
+        try:
+            build(temporary)
+            private_folder.write_new(temporary / _CHECKSUM, _sum_of(temporary / PRODUCT).encode())
+            _publish(temporary, entry)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return entry / PRODUCT
+
+
+def discard(product: Path) -> None:
+    """Removes the entry of `product`, so that the next call builds it again."""
+    shutil.rmtree(product.parent, ignore_errors=True)
+
+
+def folder() -> Path:
+    """Where products are kept in this process; it may not exist yet."""
+    return variables.cache_dir() / FOLDER
+
+
+def _root() -> Path:
+    """The folder for entries: the user's, or a temporary one for this process where that cannot be used."""
+    global _fallback
+    cache, kept = variables.cache_dir(), folder()
+    try:
+        private_folder.make_private(cache)
+        problem = private_folder.folder_problem(cache, shared=True)
+        if problem is None:
+            private_folder.make_private(kept)
+            problem = private_folder.folder_problem(kept)
+        if problem is None and not os.access(kept, os.W_OK):
+            problem = f"{kept} cannot be written."
+    except OSError as error:
+        problem = f"{kept} cannot be made ({error.strerror or error})."
+    if problem is None:
+        return kept
+    with _guard:
+        if _fallback is None:
+            _fallback = Path(tempfile.mkdtemp(prefix="flashsmith-emulator-"))
+            atexit.register(shutil.rmtree, _fallback, ignore_errors=True)
+            _log.warning(
+                "What the emulator builds is not kept on disk: %s Until then each process builds its own"
+                " (%s names the folder).",
+                problem,
+                variables.CACHE_DIR,
+            )
+        return _fallback
+
+
+def _lock_of(entry: Path) -> threading.Lock:
+    with _guard:
+        return _locks.setdefault(entry, threading.Lock())
+
+
+@contextmanager
+def _process_lock(root: Path, entry: Path) -> Iterator[None]:
+    if _is_whole(entry):
+        yield
+        return
+    from filelock import FileLock
+
+    lock = FileLock(root / f".lock-{entry.name}", timeout=variables.lock_seconds(), mode=0o600)
+    try:
+        lock.acquire()
+    except (OSError, NotImplementedError) as error:  # filelock.Timeout is an OSError
+        _log.info("Building without the lock of %s: %s", entry.name, error)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _is_whole(entry: Path) -> bool:
+    try:
+        expected = private_folder.read_trusted(entry / _CHECKSUM, limit=4096).decode()
+        return expected == _sum_of(entry / PRODUCT)
+    except (OSError, ValueError):
+        return False
+
+
+def _sum_of(path: Path) -> str:
+    return hashlib.sha256(private_folder.read_trusted(path, limit=_LIMIT)).hexdigest()
+
+
+def _publish(temporary: Path, entry: Path) -> None:
+    try:
+        os.rename(temporary, entry)
+    except OSError:
+        if _is_whole(entry):
+            return  # another process was first
+        shutil.rmtree(entry, ignore_errors=True)
+        os.rename(temporary, entry)

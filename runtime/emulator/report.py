@@ -1,0 +1,189 @@
+"""What a run of the emulator found: findings with the kernel's lines, and counters."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ...generator.errors import EmulatorError
+from .host_text import HostText
+
+_PC = re.compile(r"pc:(0x[0-9a-f]+)")
+_UBSAN = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: runtime error: (?P<message>.+)$", re.MULTILINE)
+_ASAN = re.compile(r"ERROR: AddressSanitizer:? (?P<message>[^\n]+)")
+_FRAME = re.compile(r"^\s+#\d+ 0x[0-9a-f]+ (?:in )?.*?(?P<file>[^\s():]+):(?P<line>\d+)(?::\d+)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One broken rule. `kind` is its class; `file` and `line` say where in the kernel's text, as people read it.
+
+    Kinds: race, deadlock, divergence, out-of-bounds, misaligned, read-only, uninitialised, in-flight, barrier, operand,
+    crash, timeout, address (AddressSanitizer), undefined (UndefinedBehaviorSanitizer).
+    """
+
+    kind: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+    block: int | None = None
+    thread: int | None = None
+    code: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}: " if self.file else ""
+        code = f"\n    {self.code}" if self.code else ""
+        block = f" (block {self.block})" if self.block is not None else ""
+        return f"{where}{self.kind}: {self.message}{block}{code}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("kind", "message", "file", "line", "block", "thread", "code")}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome of one run.
+
+    - `counters`: executions by primitive; warp-wide ones count once a warp, the others once a thread.
+    - `bank_conflicts`: by line, the passes that ldmatrix took beyond one a matrix. Empty with a good swizzle.
+    - `repeated`: findings of a kind and place that is already in `findings`.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    bank_conflicts: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    repeated: int = 0
+    flavour: str = "plain"
+    schedule: str = "round_robin"
+    seconds: float = 0.0
+
+    @property
+    def clean(self) -> bool:
+        """Whether no rule was broken. Bank conflicts break none."""
+        return not self.findings
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        return frozenset(finding.kind for finding in self.findings)
+
+    def __str__(self) -> str:
+        head = f"{self.flavour}, {self.schedule}: {len(self.findings) or 'no'} findings"
+        return "\n".join([head, *(str(finding) for finding in self.findings)])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "flavour": self.flavour,
+            "schedule": self.schedule,
+            "clean": self.clean,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "counters": dict(self.counters),
+            "bank_conflicts": dict(self.bank_conflicts),
+            "repeated": self.repeated,
+            "seconds": self.seconds,
+        }
+
+    def require_clean(self) -> Report:
+        """This report, if it is clean. Raises EmulatorError with the first finding otherwise."""
+        if self.clean:
+            return self
+        more = f" ({len(self.findings) - 1} more findings)" if len(self.findings) > 1 else ""
+        raise EmulatorError(
+            f"The kernel broke a rule in the emulator ({self.flavour}, {self.schedule}): {self.findings[0]}{more}",
+            report=str(self),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the program's process ended: `program` ran for `seconds`, wrote `stderr`, and left `returncode`."""
+
+    program: Path
+    returncode: int
+    stderr: str
+    seconds: float
+
+
+def read_report(path: Path, outcome: Outcome, text: HostText, *, flavour: str, schedule: str) -> Report:
+    """The report of one run: the engine's own findings, then the sanitizers', then how the process ended."""
+    findings: list[Finding] = []
+    tail: dict[str, Any] = {}
+    lines = path.read_text().splitlines() if path.exists() else []
+    for line in lines:
+        entry = json.loads(line)
+        if "counters" in entry:
+            tail = entry
+        else:
+            findings.append(Finding(**{**entry, "line": entry["line"] or None}))
+    findings = _with_symbols(findings, outcome.program)
+    findings += _sanitizer_findings(outcome.stderr, text.file_name)
+    if outcome.returncode != 0 and not findings:
+        last = outcome.stderr.strip().splitlines()[-1:] or ["no message"]
+        findings.append(Finding("crash", f"the process ended with status {outcome.returncode}: {last[0]}"))
+    return Report(
+        findings=tuple(_with_code(finding, text) for finding in findings),
+        counters=MappingProxyType(tail.get("counters", {})),
+        bank_conflicts=MappingProxyType({int(line): n for line, n in tail.get("conflicts", {}).items()}),
+        repeated=tail.get("repeated", 0),
+        flavour=flavour,
+        schedule=schedule,
+        seconds=outcome.seconds,
+    )
+
+
+def _with_code(finding: Finding, text: HostText) -> Finding:
+    if finding.file != text.file_name or not finding.line or finding.line > len(text.lines):
+        return finding
+    return replace(finding, code=text.lines[finding.line - 1].strip())
+
+
+def _sanitizer_findings(stderr: str, file_name: str) -> list[Finding]:
+    found = []
+    for match in _UBSAN.finditer(stderr):
+        found.append(Finding("undefined", match["message"], Path(match["file"]).name, int(match["line"])))
+    error = _ASAN.search(stderr)
+    if error is not None:
+        message = re.sub(r" (?:on|at) (?:unknown )?(?:address|pc|0x)[^\n]*", "", error["message"])
+        frames = [f for f in _FRAME.finditer(stderr, error.end()) if Path(f["file"]).name == file_name]
+        where = (file_name, int(frames[0]["line"])) if frames else (None, None)
+        found.append(Finding("address", message.strip(), *where))
+    return found
+
+
+def _with_symbols(findings: list[Finding], program: Path) -> list[Finding]:
+    """Code addresses of plain loads and stores turned into lines, where addr2line or llvm-symbolizer is installed."""
+    addresses = sorted({address for finding in findings for address in _PC.findall(finding.message)})
+    if not addresses:
+        return findings
+    # A return address points behind the call.
+    lines = _lines_of(program, [hex(int(address, 16) - 1) for address in addresses])
+    places = dict(zip(addresses, lines, strict=True))
+    result = []
+    for finding in findings:
+        message = _PC.sub(lambda match: places[match[1]] or match[0], finding.message)
+        first = _PC.search(finding.message)
+        place = places[first[1]] if first and finding.file is None else None
+        if place is not None:
+            file, _, line = place.rpartition(":")
+            finding = replace(finding, file=file, line=int(line))
+        result.append(replace(finding, message=message))
+    return result
+
+
+def _lines_of(program: Path, addresses: list[str]) -> list[str | None]:
+    for tool in (["addr2line", "-e"], ["llvm-symbolizer", "--output-style=GNU", "-f=none", "-e"]):
+        try:
+            command = [*tool, str(program), *addresses]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        lines = [re.sub(r" \(discriminator \d+\)$", "", line) for line in done.stdout.strip().splitlines()]
+        if len(lines) == len(addresses):
+            places = [re.search(r"([^/]+):(\d+)$", line) for line in lines]
+            return [f"{place[1]}:{place[2]}" if place else None for place in places]
+    return [None] * len(addresses)
