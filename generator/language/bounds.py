@@ -15,7 +15,7 @@ from typing import Any
 from .evaluate import evaluate_nodes
 from .graph import Graph, Node, const, leaf
 from .interval import Intervals
-from .rules import ZERO, build
+from .rules import FALSE, TRUE, ZERO, build
 from .simplify import simplify_node
 
 _SEQLEN_K = leaf("seqlen_k")
@@ -82,7 +82,7 @@ class _Shape:
 
 
 _NOTHING = _Keys(ZERO, ZERO)
-_UNDECIDED = _Shape(_Keys(), _NOTHING, exact=False)
+_EVERYTHING = _Keys()
 
 
 @lru_cache(maxsize=1024)
@@ -108,6 +108,7 @@ def _clip(node: Node | None, low: Node, high: Node, unlimited: Node) -> Node:
 class _Shapes:
     def __init__(self) -> None:
         self._rows = Intervals(vary=("q_idx",))
+        self._tiles = Intervals()
         self._shapes: dict[Node, _Shape] = {}
 
     def of(self, node: Node) -> _Shape:
@@ -129,7 +130,12 @@ class _Shapes:
             return result
         if node.op in ("lt", "le", "eq") and node.args[0].dtype == "int":
             return self._comparison(node)
-        return _UNDECIDED
+        return self._undecided(node)
+
+    def _undecided(self, node: Node) -> _Shape:
+        """A condition that gives no range; exact if intervals know nothing of it either."""
+        must, may = self._tiles.conditions(node)
+        return _Shape(_EVERYTHING, _NOTHING, exact=must is FALSE and may is TRUE)
 
     def _row_condition(self, node: Node) -> _Shape:
         """A condition without kv_idx: all keys where it holds, none where it does not."""
@@ -142,7 +148,7 @@ class _Shapes:
         kv = leaf("kv_idx")
         left, right = node.args
         if left is not kv and right is not kv:
-            return _UNDECIDED
+            return self._undecided(node)
         low, high = self._rows.of(right if left is kv else left)
         after = const(1) if node.op != "lt" else ZERO  # kv_idx <= E: keys up to E + 1
         before = const(1) if node.op == "lt" else ZERO  # E < kv_idx: keys from E + 1
@@ -196,5 +202,7 @@ def _union(a: _Shape, b: _Shape) -> _Shape:
         return _Shape(visit, _Keys(None, _looser("max", a.full.end, b.full.end)), a.exact and b.exact)
     if a.full.end is None and b.full.end is None:
         return _Shape(visit, _Keys(_looser("min", a.full.begin, b.full.begin), None), a.exact and b.exact)
-    full = b.full if a.full == _NOTHING else a.full
-    return _Shape(visit, full, exact=False)
+    for x, y in ((a, b), (b, a)):
+        if x.full == _NOTHING and x.visit == _EVERYTHING:
+            return _Shape(_EVERYTHING, y.full, a.exact and b.exact)
+    return _Shape(visit, a.full, exact=False)

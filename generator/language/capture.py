@@ -128,7 +128,7 @@ class Captures:
 
     def unique(self, name: str) -> str:
         """`name` as an identifier of C++ that no other captured value has."""
-        base = re.sub(r"[^A-Za-z0-9_]", "x", name).strip("_")[:48] or "value"
+        base = re.sub(r"[^A-Za-z0-9_]", "x", name).strip("_")[:20] or "value"
         base = base if is_slot_name(base) else f"v_{base}_"
         found, count = base, 1
         while found in self._names:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from ..errors import TensorError
 from .bounds import kv_bounds
 from .cuda_text import COLUMNS, INDENT, TABLE_TYPES, Statements, index_kind
-from .graph import Graph, Node, TableSlot
+from .graph import Graph, TableSlot
 from .interval import tile_conditions
-from .rules import FALSE, TRUE
+from .rules import FALSE, TRUE, negate
+from .simplify import simplify_node
 from .trace import Traced
 
 _SCALAR_CTYPES = {"int32": "int", "int64": "long long", "fp32": "float"}
@@ -25,7 +26,7 @@ _CLASSIFY_SIGNATURE = (
 _MASK_COMMENT = "// Whether row q_idx of head h in batch item b sees key kv_idx:"
 _SCORE_COMMENT = "// The score (scaled, natural units) of row q_idx and key kv_idx:"
 _RANGE_COMMENT = "// Keys that rows q_first to q_last have to visit, and keys that every one of them sees."
-_CLASSIFY_COMMENT = "// Whether no, every, or perhaps some pair of rows q_first to q_last and keys kv_first to kv_last is seen."
+_CLASSIFY_COMMENT = "// Whether rows q_first to q_last see none, all or perhaps some of keys kv_first to kv_last."
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +140,13 @@ def _arguments(prefix: str, graph: Graph) -> Iterable[tuple[str, str, str]]:
 
 
 def _function(comment: str, signature: str, prefix: str, graph: Graph) -> str:
-    statements = Statements(prefix, [graph.root])
-    result = statements.expression(graph.root, room=len(f"{INDENT}return ;"))
-    lines = [*_comment(comment, graph), *_head(signature), *statements.lines, f"{INDENT}return {result};", "}"]
-    return "\n".join(lines) + "\n"
+    statements = Statements(prefix, {graph.root: "result"})
+    last = statements.expression(graph.root, around=f"{INDENT}return {{}};")
+    return _text(_comment(comment, graph), signature, [*statements.lines, last])
+
+
+def _text(comment: list[str], signature: str, body: list[str]) -> str:
+    return "\n".join([*comment, *_head(signature), *body, "}"]) + "\n"
 
 
 def _comment(comment: str, graph: Graph) -> list[str]:
@@ -169,14 +173,10 @@ def _head(signature: str) -> list[str]:
 
 def _range_function(mask: Graph) -> str:
     bounds = kv_bounds(mask)
-    statements = Statements("mask", bounds.nodes)
-    names = ("visit_begin", "visit_end", "full_begin", "full_end")
-    texts: dict[Node, str] = {}
-    for node, name in zip(bounds.nodes, names, strict=True):
-        texts[node] = texts.get(node) or statements.name(node, name)
-    result = ", ".join(texts[node] for node in bounds.nodes)
-    body = [*statements.lines, f"{INDENT}return KvRange{{{result}}};"]
-    return "\n".join([_RANGE_COMMENT, *_head(_RANGE_SIGNATURE), *body, "}"]) + "\n"
+    names = dict(zip(reversed(bounds.nodes), ("full_end", "full_begin", "visit_end", "visit_begin"), strict=True))
+    statements = Statements("mask", names)
+    ends = ", ".join(statements.named(node) for node in bounds.nodes)
+    return _text([_RANGE_COMMENT], _RANGE_SIGNATURE, [*statements.lines, f"{INDENT}return KvRange{{{ends}}};"])
 
 
 def _classify_function(mask: Graph) -> str:
@@ -184,18 +184,17 @@ def _classify_function(mask: Graph) -> str:
     must, may = tile_conditions(mask)
     if kv_bounds(mask).exact or (must is FALSE and may is TRUE):
         return ""
-    statements = Statements("mask", [may, must])
+    empty = simplify_node(negate(may))
+    statements = Statements("mask", {empty: "is_empty", must: "is_full"})
     body = []
-    if may is not TRUE:
-        text = statements.expression(may, room=len(f"{INDENT}if (!()) return TILE_EMPTY;"))
-        body += [*statements.lines, f"{INDENT}if ({_negated(text)}) return TILE_EMPTY;"]
+    if empty is not FALSE:
+        last = statements.expression(empty, around=f"{INDENT}if ({{}}) return TILE_EMPTY;")
+        body += [*statements.lines, last]
         statements.lines.clear()
-    text = statements.expression(must, room=len(f"{INDENT}return  ? TILE_FULL : TILE_MIXED;"))
-    condition = text if text.isidentifier() or must.op not in ("where",) else f"({text})"
-    body += statements.lines
-    body.append(f"{INDENT}return TILE_MIXED;" if must is FALSE else f"{INDENT}return {condition} ? TILE_FULL : TILE_MIXED;")
-    return "\n".join([_CLASSIFY_COMMENT, *_head(_CLASSIFY_SIGNATURE), *body, "}"]) + "\n"
-
-
-def _negated(text: str) -> str:
-    return f"!{text}" if text.isidentifier() else f"!({text})"
+    if must is FALSE:
+        body.append(f"{INDENT}return TILE_MIXED;")
+    else:
+        around = f"{INDENT}return {{}} ? TILE_FULL : TILE_MIXED;"
+        last = statements.expression(must, around=around, parenthesised_below=4)
+        body += [*statements.lines, last]
+    return _text([_CLASSIFY_COMMENT], _CLASSIFY_SIGNATURE, body)

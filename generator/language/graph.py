@@ -27,7 +27,8 @@ TABLE_DTYPES = {
     "fp32": "fp32", "fp16": "fp32", "bf16": "fp32", "int32": "int", "int64": "int", "uint8": "int", "bool": "bool",
 }  # fmt: skip
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
+#: Short, so that a line of CUDA text can hold two of them.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,23}\Z")
 _DERIVED_NAME = re.compile(r".*_(stride|size)_\d+\Z")
 
 

@@ -44,6 +44,10 @@ def _solve(op: str, left: Node, right: Node) -> Node | None:
         moved = True
     if left.op == "abs":
         return _open_abs(op, left.args[0], right)
+    if left.op == "floordiv":
+        opened = _open_quotient(op, left.args[0], left.args[1], right)
+        if opened is not None:
+            return opened
     return _compare(op, left, right) if moved else None
 
 
@@ -79,3 +83,24 @@ def _open_abs(op: str, x: Node, bound: Node) -> Node:
     if op == "eq":
         return build("and", possible, build("or", compare("eq", low), compare("eq", bound)))
     return build("or", build("not", possible), build("and", compare("ne", low), compare("ne", bound)))
+
+
+def _open_quotient(op: str, x: Node, divisor: Node, bound: Node) -> Node | None:
+    """x // divisor op bound, for a divisor that is always positive, as comparisons of x with multiples of it."""
+    if divisor.range[0] <= 0 or "kv_idx" in divisor.leaves:
+        return None
+    first = build("mul", bound, divisor)  # the smallest x with x // divisor == bound
+    after = build("add", first, divisor)  # the smallest x with x // divisor > bound
+    if not fits_int32(first.range) or not fits_int32(after.range):
+        return None
+
+    def compare(op: str, right: Node) -> Node:
+        return _solve(op, x, right) or _compare(op, x, right)
+
+    if op in ("lt", "ge"):
+        return compare(op, first)
+    if op in ("le", "gt"):
+        return compare("lt" if op == "le" else "ge", after)
+    if op == "eq":
+        return build("and", compare("ge", first), compare("lt", after))
+    return build("or", compare("lt", first), compare("ge", after))
