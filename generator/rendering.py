@@ -38,13 +38,15 @@ def render(
         "family": family,
         "entry": family.entry,
         "arguments": family.arguments(spec),
-        "mask_words": "none" if spec.mask is None else spec.mask.describe(),
-        "score_words": "none" if spec.score is None else spec.score.describe(),
-        "config_lines": _wrap(str(config), width=84),
+        "facts": {
+            "mask": _wrap("none" if spec.mask is None else spec.mask.describe()),
+            "score": _wrap("none" if spec.score is None else spec.score.describe()),
+            "arch": [f"{arch.name}, family {family.name}"],
+            "config": _wrap(str(config)),
+        },
         "mask_function": mods.mask_function,
         "score_function": mods.score_function,
         "needs_classify": mods.needs_classify,
-        "reads_tables": any(ctype.endswith("*") for ctype, _, _ in mods.arguments),
         **family.render_context(spec, config, arch),
     }
     texts = {name: environment().get_template(path).render(context) for name, path in family.sections}
@@ -76,7 +78,8 @@ def _family_of(spec: AttentionSpec, config: KernelConfig, arch: Arch) -> Family:
     raise RenderError(f"No kernel family for {spec} on {arch} takes a {type(config).__name__}.")
 
 
-def _wrap(text: str, *, width: int) -> list[str]:
+def _wrap(text: str, *, width: int = 84) -> list[str]:
+    """`text` in lines of at most `width` columns, broken at spaces."""
     lines = [""]
     for word in text.split(" "):
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
