@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .errors import UsageError
-from .language import abs, minimum, seqlen_k, seqlen_q, tanh, where
+from .language import abs, seqlen_k, seqlen_q, tanh
 from .language.ops import SIZE_LIMIT
 
 MaskMod = Callable[..., Any]
@@ -22,7 +22,7 @@ def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 
 def sliding_window(left: int = -1, right: int = -1) -> MaskMod:
-    """The mask of keys at most `left` before and `right` after the row's position, both inclusive; negative is unlimited.
+    """The mask of keys from `left` before to `right` after the row's position, inclusive; negative is unlimited.
 
     The values are kernel arguments; only which sides are limited changes the kernel.
     """

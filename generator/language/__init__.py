@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from .combine import and_masks, compose_scores, or_masks
 from .functions import abs, exp, log, maximum, minimum, sqrt, tanh, where
-from .graph import Graph, Node, ScalarSlot, TableSlot
+from .graph import Graph
+from .node import Node, ScalarSlot, TableSlot
 from .simplify import simplify
 from .trace import Traced, trace_mask, trace_score
 from .values import Value, nheads, seqlen_k, seqlen_q

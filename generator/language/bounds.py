@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 from .evaluate import evaluate_nodes
-from .graph import Graph, Node, const, leaf
+from .graph import Graph
 from .interval import Intervals
+from .node import Node, const, leaf
 from .rules import FALSE, TRUE, ZERO, build
 from .simplify import simplify_node
 
@@ -94,8 +95,14 @@ def kv_bounds(graph: Graph) -> KvBounds:
     visit_begin = build("min", visit_begin, visit_end)
     full_begin = _clip(shape.full.begin, visit_begin, visit_end, visit_begin)
     full_end = _clip(shape.full.end, full_begin, visit_end, visit_end)
-    nodes = [simplify_node(node) for node in (visit_begin, visit_end, full_begin, full_end)]
-    return KvBounds(graph, *nodes, exact=shape.exact)
+    return KvBounds(
+        graph=graph,
+        visit_begin=simplify_node(visit_begin),
+        visit_end=simplify_node(visit_end),
+        full_begin=simplify_node(full_begin),
+        full_end=simplify_node(full_end),
+        exact=shape.exact,
+    )
 
 
 def _clip(node: Node | None, low: Node, high: Node, unlimited: Node) -> Node:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from ..errors import TraceError
 from . import functions
-from .graph import MAX_TABLE_DIMS, TABLE_DTYPES, ScalarSlot, TableSlot, is_slot_name, make
+from .node import MAX_TABLE_DIMS, TABLE_DTYPES, ScalarSlot, TableSlot, is_slot_name, make
 from .ops import INT64_MAX, INT64_MIN, SCALAR_LIMIT, round_fp32
 from .sites import site_text
 from .values import Table, Value, trace_error
@@ -76,9 +76,7 @@ class Captures:
         defaults = fn.__defaults__
         if defaults:
             names = fn.__code__.co_varnames[fn.__code__.co_argcount - len(defaults) : fn.__code__.co_argcount]
-            defaults = tuple(
-                self.wrap(n, v, ("default", id(fn), n)) for n, v in zip(names, defaults, strict=True)
-            )
+            defaults = tuple(self.wrap(n, v, ("default", id(fn), n)) for n, v in zip(names, defaults, strict=True))
         keywords = fn.__kwdefaults__
         if keywords:
             keywords = {n: self.wrap(n, v, ("default", id(fn), n)) for n, v in keywords.items()}
@@ -102,8 +100,9 @@ class Captures:
             module = getattr(value, "__module__", None) or ""
             foreign = any(module == m or module.startswith(f"{m}.") for m in _FOREIGN_MODULES)
             return value if foreign else self.function(value)
-        if hasattr(value, "inline_into"):  # a Traced
-            return value.inline_into(self)
+        inline = getattr(value, "inline_into", None)  # a Traced
+        if inline is not None:
+            return inline(self)
         if callable(value) and type(value).__module__.partition(".")[0] in ("torch", "numpy", "cupy"):
             return value
         raise TraceError(

@@ -7,7 +7,8 @@ from typing import Any, TypeVar, overload
 
 from ..errors import TraceError
 from .capture import Captures
-from .graph import Graph, Node, ScalarSlot, TableSlot, const, leaf
+from .graph import Graph
+from .node import Node, ScalarSlot, TableSlot, const, leaf
 from .rules import build
 from .simplify import simplify
 from .trace import Traced, substitute, trace_mask, trace_score

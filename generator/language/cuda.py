@@ -100,14 +100,15 @@ def mod_argument_values(prefix: str, traced: Traced) -> dict[str, int | float]:
 
 def check_tables(traced: Traced, *, batch: int, nheads: int, seqlen_q: int, seqlen_k: int) -> None:
     """Raises TensorError where a captured tensor is too small for the indices that the graph reads it with."""
-    limits = {"b": ("batch", batch), "h": ("nheads", nheads), "q_idx": ("seqlen_q", seqlen_q), "kv_idx": ("seqlen_k", seqlen_k)}
+    limits = {"b": ("batch", batch), "h": ("nheads", nheads), "q_idx": ("seqlen_q", seqlen_q)}
+    limits |= {"kv_idx": ("seqlen_k", seqlen_k), "size": ("its indices", 1)}
     for slot, table in zip(traced.graph.tables, traced.tables, strict=True):
         shape = tuple(int(n) for n in table.shape)
         if len(shape) != slot.ndim:
-            raise TensorError(f"The captured tensor {slot.name} must have {slot.ndim} dimensions, but got shape {shape}.")
+            raise TensorError(f"The captured tensor {slot.name} needs {slot.ndim} dimensions, but has shape {shape}.")
         for dimension, kinds in enumerate(_index_kinds(traced.graph, slot)):
             for kind in kinds:
-                word, need = ("its index", 1) if kind == "size" else limits.get(kind) or (f"index {kind}", int(kind) + 1)
+                word, need = limits.get(kind) or (f"index {kind}", int(kind) + 1)
                 if shape[dimension] < need:
                     raise TensorError(
                         f"Dimension {dimension} of the captured tensor {slot.name} must have at least {need} elements"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from .graph import Node, ScalarSlot
+from .node import Node, ScalarSlot
 from .ops import SIZE_LEAVES, fp32_text
 from .ranges import fits_int32
 
@@ -102,9 +102,9 @@ def _plain_division(node: Node, texts: Mapping[Node, Text]) -> Text | None:
 
 def _widened(node: Node, operand: Node, precedence: int, texts: Mapping[Node, Text]) -> str:
     """`operand`, as 64 bits where the result needs them and no operand has them."""
-    if node.op in ("add", "sub", "mul", "neg") and ctype(node) == "long long":
-        if all(ctype(a) == "int" for a in node.args):
-            return f"static_cast<long long>({texts[operand][0]})"
+    widens = node.op in ("add", "sub", "mul", "neg") and ctype(node) == "long long"
+    if widens and all(ctype(a) == "int" for a in node.args):
+        return f"static_cast<long long>({texts[operand][0]})"
     return _inside(operand, precedence, texts)
 
 

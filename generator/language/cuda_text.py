@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .cuda_expression import ATOM, Text, ctype, render_node, suffix
-from .graph import Node, TableSlot, leaf, walk
+from .node import Node, TableSlot, leaf, walk
 from .rules import build
 
 COLUMNS = 100
@@ -22,14 +22,15 @@ TABLE_TYPES = {
     "uint8": ("unsigned char", "ld_global_u8"), "bool": ("unsigned char", "ld_global_u8"),
 }  # fmt: skip
 
-#: Names a local constant must not hide.
-_TAKEN = frozenset(
-    "args b h q_idx kv_idx score q_first q_last kv_first kv_last range u16 u32 int long float bool const if else return"
-    " static_cast true false unsigned char for while do new delete this auto double short signed void class struct"
-    " union enum switch case default break continue goto register static template typename operator private public"
-    " protected virtual using namespace try catch throw typedef extern inline volatile explicit export friend mutable"
-    " sizeof and or not xor nullptr asm constexpr decltype noexcept alignas".split()
-)
+#: Names a local constant must not hide: parameters, and the words of C++.
+_TAKEN = """
+args b h q_idx kv_idx score q_first q_last kv_first kv_last range u16 u32 int long float bool const if else return
+static_cast true false unsigned char for while do new delete this auto double short signed void class struct union enum
+switch case default break continue goto register static template typename operator private public protected virtual
+using namespace try catch throw typedef extern inline volatile explicit export friend mutable sizeof and or not xor
+nullptr asm constexpr decltype noexcept alignas alignof typeid bitand bitor compl thread_local static_assert wchar_t
+const_cast dynamic_cast reinterpret_cast and_eq or_eq xor_eq not_eq char16_t char32_t
+"""
 _DIAGONAL = build("sub", leaf("seqlen_k"), leaf("seqlen_q"))
 #: Subexpressions that deserve a word. A row's position is that of the key on its diagonal, aligned bottom-right.
 _WORDS: dict[Node, str] = {
@@ -52,7 +53,7 @@ class Statements:
         self._prefix = prefix
         self._texts: dict[Node, Text] = {}
         self._root_names = dict(roots)
-        self._taken = set(_TAKEN) | set(roots.values())
+        self._taken = set(_TAKEN.split()) | set(roots.values())
         self._counts: dict[str, int] = {}
         nodes = walk(*roots)
         uses = dict.fromkeys(nodes, 0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .graph import Graph, Node, ScalarSlot, TableSlot
+from .graph import Graph
+from .node import Node, ScalarSlot, TableSlot
 from .ops import fp32_text
 
 MAX_LENGTH = 200

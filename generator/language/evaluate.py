@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .graph import Graph, Node, ScalarSlot, TableSlot, walk
+from .graph import Graph
+from .node import Node, ScalarSlot, TableSlot, walk
 from .ops import PYTHON_FUNCTIONS
 
 

@@ -33,7 +33,7 @@ def maximum(a: Any, b: Any) -> Value:
     return arithmetic("max", "maximum", a, b)
 
 
-def abs(x: Any) -> Value:  # noqa: A001 - the language's own name
+def abs(x: Any) -> Value:
     """The absolute value of `x`, int or fp32."""
     return Value(build("abs", as_number(to_node(x, "the argument of abs"))))
 

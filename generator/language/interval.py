@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from .evaluate import evaluate_nodes
-from .graph import Graph, Node, TableSlot, const, leaf, walk
+from .graph import Graph
+from .node import Node, TableSlot, const, leaf, walk
 from .ranges import ANY
 from .rules import FALSE, TRUE, ZERO, build
 from .simplify import simplify_node

@@ -6,7 +6,7 @@ kv_idx tells which keys a row sees, which is what the loop bounds are made of.
 
 from __future__ import annotations
 
-from .graph import Node, const
+from .node import Node, const
 from .ranges import fits_int32
 from .rules import build
 

@@ -74,10 +74,10 @@ def fp32_text(value: float) -> str:
     """The shortest decimal that reads back as the fp32 `value`: `0.1`, `1e-08`, `-inf`."""
     if not math.isfinite(value):
         return str(value)
-    for digits in range(1, 10):
-        text = f"{value:.{digits}g}"
-        if round_fp32(float(text)) == value:
-            break
+    digits = 1
+    while round_fp32(float(f"{value:.{digits}g}")) != value:
+        digits += 1
+    text = f"{value:.{digits}g}"
     return text if any(c in text for c in ".e") else text + ".0"
 
 

@@ -16,7 +16,7 @@ TABLE_RANGES: dict[str, Range] = {"int32": (INT32_MIN, INT32_MAX), "int64": ANY,
 
 
 def fits_int32(r: Range) -> bool:
-    return INT32_MIN <= r[0] and r[1] <= INT32_MAX
+    return r[0] >= INT32_MIN and r[1] <= INT32_MAX
 
 
 def saturate(low: int, high: int) -> Range:
@@ -70,7 +70,7 @@ def _floordiv(a: Range, b: Range) -> Range:
 
 
 def _mod(a: Range, b: Range) -> Range:
-    if b[0] > 0 and 0 <= a[0] and a[1] < b[0]:
+    if b[0] > 0 and a[0] >= 0 and a[1] < b[0]:
         return a
     return min(0, b[0] + 1), max(0, b[1] - 1)
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-from .graph import Node, const, make
+from .node import Node, const, make
 from .ops import INT64_MAX, INT64_MIN, PYTHON_FUNCTIONS
 
 TRUE, FALSE = const(True), const(False)
@@ -158,7 +158,7 @@ def _floordiv(a: Node, b: Node) -> Node | None:
     c = _int(b)
     if c == 1:
         return a
-    if c is not None and c > 0 and 0 <= a.range[0] and a.range[1] < c:
+    if c is not None and c > 0 and a.range[0] >= 0 and a.range[1] < c:
         return ZERO
     return None
 
@@ -167,7 +167,7 @@ def _mod(a: Node, b: Node) -> Node | None:
     c = _int(b)
     if c in (1, -1):
         return ZERO
-    if c is not None and 0 <= a.range[0] and a.range[1] < c:
+    if c is not None and a.range[0] >= 0 and a.range[1] < c:
         return a
     return None
 

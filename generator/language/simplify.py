@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .graph import Graph, Node, rewrite
+from .graph import Graph
 from .isolate import isolate
+from .node import Node, rewrite
 from .rules import rebuild
 
 _MAX_PASSES = 16

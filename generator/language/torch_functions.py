@@ -31,26 +31,31 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "float": functions.to_float,
 }  # fmt: skip
 
+#: torch's keyword arguments -> the language's.
+_KEYWORDS = {"min": "low", "max": "high"}
+_LISTED = "where, minimum, maximum, clamp, abs, exp, log, tanh, sqrt"
+
 #: Methods of a traced value; a subset of the above that torch tensors have too.
 _METHODS = frozenset(_FUNCTIONS) - {"where", "min", "max"}
 
 
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch's `func` on traced values. Raises TraceError where the language has no such function."""
-    name = getattr(func, "__name__", str(func))
-    # torch.Tensor's operators arrive under their special names: tensor - traced is `__sub__` or `sub`.
-    known = _FUNCTIONS.get(name.strip("_").removeprefix("r") if name.startswith("__r") else name.strip("_"))
+    special = getattr(func, "__name__", str(func))
+    # A tensor's operators arrive under their special names: `tensor - traced` is `__sub__`, or `sub`.
+    reflected = special.startswith("__r")
+    name = special.strip("_").removeprefix("r") if reflected else special.strip("_")
+    known = _FUNCTIONS.get(name)
     if known is None:
-        raise trace_error(f"torch's {name} cannot be traced. The language has {', '.join(_listed())}, and operators.")
-    if name.startswith("__r"):
-        args = args[::-1]
-    renamed = {{"input": "x", "min": "low", "max": "high", "self": "a", "other": "b"}.get(k, k): v for k, v in kwargs.items()}
-    if "x" in renamed:
-        args, renamed = (renamed.pop("x"), *args), renamed
+        raise trace_error(f"torch's {special} cannot be traced. The language has {_LISTED}, and Python's operators.")
+    if "input" in kwargs:
+        args = (kwargs["input"], *args)
+    operands = [_plain(a) for a in (reversed(args) if reflected else args)]
+    named = {_KEYWORDS.get(k, k): _plain(v) for k, v in kwargs.items() if k != "input"}
     try:
-        return known(*(_plain(a) for a in args), **{k: _plain(v) for k, v in renamed.items()})
+        return known(*operands, *(named.pop(k) for k in ("other",) if k in named), **named)
     except TypeError as error:
-        raise trace_error(f"torch's {name} was called with arguments the language does not take: {error}.") from None
+        raise trace_error(f"torch's {special} was called with arguments that cannot be traced: {error}.") from None
 
 
 def method(value: Value, name: str) -> Callable[..., Any]:
@@ -70,7 +75,3 @@ def _plain(argument: Any) -> Any:
     if argument is None or isinstance(argument, bool | int | float | Value):
         return argument
     return Value(to_node(argument, "an argument of a torch function"))
-
-
-def _listed() -> list[str]:
-    return sorted(set(functions.__dict__) & {"where", "minimum", "maximum", "abs", "exp", "log", "tanh", "sqrt", "clamp"})

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..errors import TraceError
 from .capture import Captures
-from .graph import MAX_NODES, Graph, Node, leaf, make, rewrite
+from .graph import MAX_NODES, Graph
+from .node import Node, leaf, make, rewrite
 from .rules import rebuild
 from .simplify import simplify
 from .sites import site_text
@@ -45,7 +46,8 @@ class Traced:
 
         def inlined(*args: Any) -> Value:
             if len(args) != len(names):
-                raise TraceError(f"A traced {self.graph.kind} takes ({', '.join(names)}), but got {len(args)} arguments.")
+                expected = ", ".join(names)
+                raise TraceError(f"A traced {self.graph.kind} takes ({expected}), but got {len(args)} arguments.")
             leaves = {name: to_node(a, name) for name, a in zip(names, args, strict=True)}
             return Value(substitute(self.graph.root, leaves, slots))
 

@@ -6,7 +6,7 @@ import math
 from typing import Any, NoReturn
 
 from ..errors import TraceError
-from .graph import Node, TableSlot, const, leaf, make
+from .node import Node, TableSlot, const, leaf, make
 from .ops import INT64_MAX, INT64_MIN
 from .rules import build
 from .sites import source_site
@@ -147,7 +147,7 @@ class Value:
         raise trace_error(f"A branch or `and`/`or`/`not` depends on a traced {self.node.dtype}. {_BRANCH_REMEDY}")
 
     def __int__(self) -> NoReturn:
-        raise trace_error(f"int() of a traced {self.node.dtype} is not supported: its value is only known in the kernel.")
+        raise trace_error("int() of a traced value is not possible: its value is only known in the kernel.")
 
     def __index__(self) -> NoReturn:
         raise trace_error(
