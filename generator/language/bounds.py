@@ -154,9 +154,10 @@ class _Shapes:
     def _comparison(self, node: Node) -> _Shape:
         kv = leaf("kv_idx")
         left, right = node.args
-        if left is not kv and right is not kv:
+        limit = right if left is kv else left
+        if kv not in (left, right) or "kv_idx" in limit.leaves:
             return self._undecided(node)
-        low, high = self._rows.of(right if left is kv else left)
+        low, high = self._rows.of(limit)
         after = const(1) if node.op != "lt" else ZERO  # kv_idx <= E: keys up to E + 1
         before = const(1) if node.op == "lt" else ZERO  # E < kv_idx: keys from E + 1
         if node.op == "eq":
