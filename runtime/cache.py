@@ -16,7 +16,6 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -134,7 +133,7 @@ class KernelCache:
 
     def store(self, key: KernelKey, entry: Entry) -> bool:
         """Keeps `entry`; whether that worked. A valid entry that is there already stays. Raises nothing."""
-        temporary = self.folder / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(6)}"
+        temporary = self.folder / f"{_TEMPORARY}{os.getpid()}-{os.urandom(6).hex()}"
         record = {"key": key.to_dict(), "facts": dict(entry.facts)}
         contents = {
             "kernel.cu": entry.source.encode(),
@@ -194,7 +193,7 @@ class KernelCache:
     def remove(self, path: Path) -> bool:
         """Removes one entry's folder; whether it is gone. Raises nothing."""
         # A reader sees the whole entry or none, never a folder that is being emptied.
-        hidden = self.folder / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(6)}"
+        hidden = self.folder / f"{_TEMPORARY}{os.getpid()}-{os.urandom(6).hex()}"
         try:
             os.rename(path, hidden)
         except OSError:

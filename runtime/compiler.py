@@ -98,7 +98,12 @@ def find_cached(
 ) -> CompiledKernel | None:
     """The kernel if this process or the disk cache has it, ungated; None where it would have to be compiled."""
     key = kernel_key(spec, config, arch, family=family)
-    return _recall(key) or _remember(key, _from_disk(_cache_at(cache_dir()), key))
+    kernel = _recall(key)
+    if kernel is None:
+        kernel = _from_disk(_cache_at(cache_dir()), key)
+        if kernel is not None:
+            remember(kernel)
+    return kernel
 
 
 def compile_text(source: KernelSource, *, target: str | None = None, gate: bool = True) -> CompiledKernel:
@@ -143,6 +148,13 @@ def kernel_cache() -> KernelCache:
     return _cache_at(cache_dir())
 
 
+def remember(kernel: CompiledKernel) -> None:
+    """Keeps `kernel` in this process, for calls with the same key and cache folder."""
+    while len(_memory) >= MEMORY_ENTRIES:
+        _memory.pop(next(iter(_memory)), None)
+    _memory[str(cache_dir()), kernel.key] = replace(kernel, cached=True)
+
+
 def forget() -> None:
     """Drops the kernels kept in this process, not those on disk."""
     _memory.clear()
@@ -161,7 +173,7 @@ def _load_or_compile(
     place = (str(cache.root), key.digest)
     with _key_locks.setdefault(place, threading.Lock()):
         try:
-            kernel = _recall(key) or _remember(key, _from_disk(cache, key))
+            kernel = find_cached(spec, config, arch, family=family)  # another thread may have been first
             if kernel is not None:
                 return kernel
             actual = _load_compiler()
@@ -175,7 +187,7 @@ def _load_or_compile(
                 kernel = _from_disk(cache, key)
                 if kernel is None:
                     kernel = _compile(cache, key, spec, config, arch, family)
-            _remember(key, kernel)
+            remember(kernel)
             return kernel
         finally:
             _key_locks.pop(place, None)
@@ -235,14 +247,6 @@ def _from_disk(cache: KernelCache, key: KernelKey) -> CompiledKernel | None:
 
 def _recall(key: KernelKey) -> CompiledKernel | None:
     return _memory.get((str(cache_dir()), key.digest))
-
-
-def _remember(key: KernelKey, kernel: CompiledKernel | None) -> CompiledKernel | None:
-    if kernel is not None:
-        while len(_memory) >= MEMORY_ENTRIES:
-            _memory.pop(next(iter(_memory)), None)
-        _memory[str(cache_dir()), key.digest] = replace(kernel, cached=True)
-    return kernel
 
 
 def _load_compiler() -> Compiler:

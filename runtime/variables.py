@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,10 +115,7 @@ def _folder(variable: str, kind: str) -> Path:
     text = os.environ.get(variable)
     if text:
         return Path(os.path.abspath(os.path.expanduser(text)))
-    import platformdirs  # 2 to 8 ms: only where the variable is unset
-
-    find = platformdirs.user_cache_path if kind == "cache" else platformdirs.user_config_path
-    path = find("flashsmith", appauthor=False)
+    path = _user_folder(kind)
     if path.is_absolute():
         return path
     # No HOME and no entry in the password database: a per-user name in the folder for temporary files. Whoever
@@ -126,3 +124,14 @@ def _folder(variable: str, kind: str) -> Path:
 
     uid = os.getuid() if hasattr(os, "getuid") else 0
     return Path(tempfile.gettempdir()).absolute() / f"flashsmith-{uid}" / kind
+
+
+def _user_folder(kind: str) -> Path:
+    """What platformdirs says; on Linux by its rule (XDG) written out, which spares a first call 2 ms of import."""
+    if sys.platform == "linux":
+        base = os.environ.get(f"XDG_{kind.upper()}_HOME", "").strip()
+        return Path(base if os.path.isabs(base) else os.path.expanduser(f"~/.{kind}")) / "flashsmith"
+    import platformdirs
+
+    find = platformdirs.user_cache_path if kind == "cache" else platformdirs.user_config_path
+    return find("flashsmith", appauthor=False)

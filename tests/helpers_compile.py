@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) scale(float* o) {
 
 
 def kernel_text(scale: float = 2.0) -> str:
-    return KERNEL.replace("SCALE", f"{scale!r}f")
+    return KERNEL.replace("SCALE", f"{float(scale)!r}f")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import logging
 import re
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from flashsmith.generator.errors import UsageError
@@ -60,11 +61,23 @@ def test_an_empty_value_is_unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert variables.VARIABLES[0].value is None
 
 
-def test_an_unknown_home_gives_an_absolute_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    import platformdirs
+@pytest.mark.parametrize("base", [None, "", "/xdg", "~/xdg", "relative"])
+@pytest.mark.parametrize("kind", ["cache", "config"])
+def test_the_default_is_platformdirs_own(monkeypatch: pytest.MonkeyPatch, kind: str, base: str | None) -> None:
+    name = f"XDG_{kind.upper()}_HOME"
+    monkeypatch.delenv(name, raising=False)
+    if base is not None:
+        monkeypatch.setenv(name, base)
+    expected = {"cache": platformdirs.user_cache_path, "config": platformdirs.user_config_path}[kind]("flashsmith")
+    found = {"cache": variables.cache_dir, "config": variables.config_dir}[kind]()
+    # The XDG rule calls a relative folder invalid, to be ignored.
+    assert found == (expected if base in (None, "", "/xdg") else Path.home() / f".{kind}" / "flashsmith")
 
-    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *a, **k: Path("~/.cache/flashsmith"))
+
+def test_an_unknown_home_gives_an_absolute_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variables, "_user_folder", lambda kind: Path("~") / kind)
     assert variables.cache_dir().is_absolute()
+    assert variables.cache_dir() != variables.config_dir()
 
 
 @pytest.mark.parametrize(("text", "value"), [("", False), ("0", False), ("off", False), ("1", True), ("YES", True)])
