@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...generator.arch import Arch
 from ...generator.errors import TensorError
-from ...generator.families import Family, families_for
-from ...generator.families.base import KernelConfig
+from ...generator.families import families_for
+from ...generator.families.base import Family, KernelConfig
 from ...generator.rendering import render
 from ...generator.source import KernelSource
 from ...generator.spec import AttentionSpec

@@ -92,9 +92,10 @@ class Report:
         """This report, if it is clean. Raises EmulatorError with the first finding otherwise."""
         if self.clean:
             return self
-        more = f" ({len(self.findings) - 1} more findings)" if len(self.findings) > 1 else ""
+        first, *others = self.findings
+        more = f" ({len(others)} more findings)" if others else ""
         raise EmulatorError(
-            f"The kernel broke a rule in the emulator ({self.flavour}, {self.schedule}): {self.findings[0]}{more}",
+            f"The kernel broke a rule in the emulator ({self.flavour}, {self.schedule}): {first}{more}",
             report=str(self),
         )
 
@@ -123,8 +124,8 @@ def read_report(path: Path, outcome: Outcome, text: HostText, *, flavour: str, s
     findings = _with_symbols(findings, outcome.program)
     findings += _sanitizer_findings(outcome.stderr, text.file_name)
     if outcome.returncode != 0 and not findings:
-        last = outcome.stderr.strip().splitlines()[-1:] or ["no message"]
-        findings.append(Finding("crash", f"the process ended with status {outcome.returncode}: {last[0]}"))
+        last = (outcome.stderr.strip().splitlines() or ["no message"])[-1]
+        findings.append(Finding("crash", f"the process ended with status {outcome.returncode}: {last}"))
     return Report(
         findings=tuple(_with_code(finding, text) for finding in findings),
         counters=MappingProxyType(tail.get("counters", {})),
