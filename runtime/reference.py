@@ -13,7 +13,6 @@ import torch
 
 from ..generator.language import Graph, Traced
 from ..generator.language.graph import Node, ScalarSlot, TableSlot
-
 from .tensors import check_softmax_scale
 
 #: Elements of one chunk of S: 2^24 fp64 values are 128 MiB.

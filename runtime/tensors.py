@@ -70,7 +70,7 @@ def torch_from_cupy(name: str, array: Any) -> torch.Tensor:
 
     Raises TensorError for dtypes that DLPack or the kernels do not take.
     """
-    import torch
+    from torch.utils.dlpack import from_dlpack
 
     if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4):
         raise TensorError(
@@ -80,7 +80,7 @@ def torch_from_cupy(name: str, array: Any) -> torch.Tensor:
     if any(stride < 0 for stride in array.strides):
         _log_copy(name, f"its strides are negative: {tuple(array.strides)} bytes")
         array = array.copy(order="C")
-    tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(array)
+    tensor: torch.Tensor = from_dlpack(array)
     return tensor
 
 

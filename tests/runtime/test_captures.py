@@ -1,5 +1,8 @@
 """Captured values as keys: whatever changes a trace changes the key, whatever does not leaves it."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportOptionalSubscript=false
+
 from __future__ import annotations
 
 import functools

@@ -1,5 +1,8 @@
 """From keyword arguments to a spec."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportOptionalSubscript=false
+
 from __future__ import annotations
 
 import math

@@ -1,5 +1,8 @@
 """The references against attention written out, and graphs against Python."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportOptionalSubscript=false
+
 from __future__ import annotations
 
 import math

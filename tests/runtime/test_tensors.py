@@ -1,5 +1,8 @@
 """What a call's tensors must be, and which are read in place."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportOptionalSubscript=false
+
 from __future__ import annotations
 
 import logging

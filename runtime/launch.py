@@ -1,0 +1,283 @@
+"""From a problem, a config and the tensors' strides to a `Plan`: everything of a launch that does not change per call.
+
+A plan holds the loaded kernel, its geometry and the packed `struct Arguments`; a launch writes the addresses and calls
+the driver. Nothing is allocated on the device, nothing waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..generator.errors import CaptureError, UnsupportedError
+from ..generator.families.base import ArgumentField, Family, KernelConfig, LaunchGeometry, layout_of
+from ..generator.language.cuda import mod_argument_values, mod_table_arguments
+from ..generator.spec import AttentionSpec, ProblemShape
+from .device import Backend, Kernel
+from .driver import ArgumentBuffer
+from .problem import Problem
+from .tensors import launch_strides
+
+if TYPE_CHECKING:
+    import torch
+
+LOG2_E = 1.4426950408889634
+#: The members that begin the forward's arguments; a launch writes them with one `pack_into`.
+LEADING = ("q", "k", "v", "o", "lse")
+_pack_leading = struct.Struct(f"={len(LEADING)}Q").pack_into
+_pack_address = struct.Struct("=Q").pack_into
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """What a call used: the kernel `family`, its `config`, and where that came from.
+
+    - `source`: "user" or "packaged" (a tuned record of this bucket), "nearest" (one of another bucket, device or
+      class), "default" (nothing tuned), or "given" (the caller's own).
+    - `bucket`: the sizes the record was tuned at, "" for none. `note`: the store's remark, for people.
+    - `cubin_key`: the cache key of the binary, "" where nothing was launched (empty tensors).
+    """
+
+    family: str
+    config: KernelConfig
+    source: str
+    bucket: str
+    cubin_key: str
+    spec: str
+    arch: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        bucket = f" tuned at {self.bucket}" if self.bucket else ""
+        return f"{self.family} {self.config} ({self.source}{bucket}) for {self.spec} on {self.arch}"
+
+
+class ArgumentBlock:
+    """The bytes of one kernel's `struct Arguments`, all but the addresses filled in, and where each address goes."""
+
+    __slots__ = ("image", "offsets")
+
+    def __init__(self, fields: Sequence[ArgumentField], values: Mapping[str, int | float]) -> None:
+        layout = layout_of(tuple(fields))
+        self.image: bytes = layout.pack(*(0 if f.is_pointer else values[f.name] for f in fields))
+        self.offsets: dict[str, int] = {}
+        offset = 0
+        for field in fields:
+            self.offsets[field.name] = offset
+            offset += field.size
+
+    def new_buffer(self) -> ArgumentBuffer:
+        """A fresh buffer for the driver with the image in it."""
+        buffer = ArgumentBuffer(len(self.image))
+        ctypes.memmove(buffer.data, self.image, len(self.image))
+        return buffer
+
+
+class Plan:
+    """One launch, prepared. Threads may share a plan: each launch takes a packed buffer of its own from a pool.
+
+    - `like_q`: the output has the shape and strides of q. `out_shape`, `lse_shape`: of what the caller allocates.
+    - `is_empty`: no row or no key exists; the output is 0 and the LSE -inf, and there is nothing to launch.
+    - `given_tables`: the problem's tables, where `prepare` was not told in which order they will be given.
+    """
+
+    __slots__ = (
+        "_free", "_grid", "_launch", "_smem_bytes", "_tables", "_threads", "block", "device", "device_index", "dtype",
+        "given_tables", "is_empty", "like_q", "lse_shape", "out_shape", "record",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        record: PlanRecord,
+        kernel: Kernel | None,
+        geometry: LaunchGeometry | None,
+        block: ArgumentBlock,
+        shape: ProblemShape,
+        head_dim_v: int,
+        tables: Sequence[tuple[str, int, Callable[[Any], int]]],
+        given_tables: tuple[Any, ...],
+        like_q: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.record = record
+        self.block = block
+        self.out_shape = (shape.batch, shape.seqlen_q, shape.nheads, head_dim_v)
+        self.lse_shape = (shape.batch, shape.nheads, shape.seqlen_q)
+        self.like_q = like_q
+        self.given_tables = given_tables
+        self.is_empty = kernel is None
+        self.device_index = device.index or 0
+        self.dtype = dtype
+        self.device = device
+        self._launch = kernel.launch if kernel is not None else None
+        if geometry is not None:
+            self._grid, self._threads, self._smem_bytes = geometry.grid, geometry.threads, geometry.smem_bytes
+        self._tables = tuple((block.offsets[name], position, address) for name, position, address in tables)
+        self._free = [block.new_buffer()]
+
+    def launch(self, q: int, k: int, v: int, o: int, lse: int, tables: Sequence[Any], stream: int) -> None:
+        """Enqueues the kernel. `q` to `lse` are addresses (`lse` 0: not written), `tables` the captured tensors."""
+        try:
+            packed = self._free.pop()
+        except IndexError:  # another thread is launching this plan
+            packed = self.block.new_buffer()
+        _pack_leading(packed.data, 0, q, k, v, o, lse)
+        for offset, position, address in self._tables:
+            _pack_address(packed.data, offset, address(tables[position]))
+        assert self._launch is not None
+        self._launch(self._grid, self._threads, self._smem_bytes, stream, packed)
+        self._free.append(packed)
+
+
+def prepare(
+    problem: Problem,
+    config: KernelConfig,
+    *,
+    family: Family,
+    shape: ProblemShape,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float,
+    backend: Backend,
+    captured: Sequence[Any] | None = None,
+    source: str = "given",
+    bucket: str = "",
+    note: str = "",
+) -> Plan:
+    """The plan for tensors with the sizes and strides of `q`, `k` and `v` (already readable in place).
+
+    `captured` are the tensors that `Plan.launch` will be given, the problem's tables among them; by default the
+    tables themselves. Compiles and loads the kernel where that has not been done.
+
+    Raises CaptureError, before anything that CUDA forbids there, where a stream is being captured and the kernel is not
+    loaded; CompileError, LaunchError and UnsupportedError.
+    """
+    spec, device = problem.spec, q.device.index or 0
+    empty = shape.batch * shape.nheads * shape.seqlen_q == 0 or shape.seqlen_k == 0
+    kernel = geometry = None
+    if not empty:
+        geometry = family.geometry(spec, config, shape)
+        if geometry.grid[1:] != (1, 1):
+            raise UnsupportedError(f"{family.name} asks for a grid {geometry.grid}; launches are one-dimensional.")
+        kernel = _load(spec, config, family, device, backend)
+    arguments = family.arguments(spec)
+    if tuple(field.name for field in arguments[: len(LEADING)]) != LEADING:
+        raise UnsupportedError(f"The arguments of {family.name} must begin with {', '.join(LEADING)}.")
+    values = _values(problem, config, family, shape, q, k, v, softmax_scale)
+    tables = problem.tables
+    given, captured = ((), captured) if captured is not None else (tables, tables)
+    record = PlanRecord(
+        family=family.name,
+        config=config,
+        source=source,
+        bucket=bucket,
+        cubin_key="" if kernel is None else kernel.key,
+        spec=str(spec),
+        arch=str(backend.arch(device)),
+        note=note,
+    )
+    dense_q = tuple(q.stride()) == _dense_strides(q.shape)
+    return Plan(
+        record=record,
+        kernel=kernel,
+        geometry=geometry,
+        block=ArgumentBlock(arguments, values),
+        shape=shape,
+        head_dim_v=spec.head_dim_v,
+        tables=[
+            (name, _position(table, captured), _address_getter(table))
+            for name, table in zip(_table_pointers(problem), tables, strict=True)
+        ],
+        given_tables=given,
+        like_q=dense_q and spec.head_dim == spec.head_dim_v,
+        dtype=q.dtype,
+        device=q.device,
+    )
+
+
+def _load(spec: AttentionSpec, config: KernelConfig, family: Family, device: int, backend: Backend) -> Kernel:
+    if backend.is_capturing() and not backend.is_loaded(spec, config, family, device):
+        raise CaptureError(
+            f"A kernel cannot be loaded while a CUDA graph is being captured, and {family.name} {config} for {spec}"
+            f" is not loaded on cuda:{device} yet. Warm up first: make the same call once before the capture."
+        )
+    return backend.kernel(spec, config, family, device)
+
+
+def _values(
+    problem: Problem,
+    config: KernelConfig,
+    family: Family,
+    shape: ProblemShape,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float,
+) -> dict[str, int | float]:
+    """Every argument that is no address, by name."""
+    values: dict[str, int | float] = {
+        "seqlen_q": shape.seqlen_q,
+        "seqlen_k": shape.seqlen_k,
+        "nheads": shape.nheads,
+        "group_size": shape.gqa_ratio,
+        "softmax_scale": softmax_scale,
+        "softmax_scale_log2": softmax_scale * LOG2_E,
+    }
+    out_sizes = (shape.batch, shape.seqlen_q, shape.nheads, problem.spec.head_dim_v)
+    strides = {
+        "q": launch_strides(q.shape, q.stride()),
+        "k": launch_strides(k.shape, k.stride()),
+        "v": launch_strides(v.shape, v.stride()),
+        "o": _dense_strides(out_sizes)[:3],
+    }
+    for name, of_tensor in strides.items():
+        for axis, stride in zip("bsh", of_tensor, strict=True):
+            values[f"{name}_stride_{axis}"] = stride
+    values.update(family.schedule_arguments(problem.spec, config, shape))
+    for prefix, traced in (("mask", problem.mask), ("score", problem.score)):
+        if traced is not None:
+            values.update(mod_argument_values(prefix, traced))
+            for argument, table in zip(mod_table_arguments(prefix, traced.graph), traced.tables, strict=True):
+                values.update(zip(argument.strides, element_strides(table), strict=True))
+    return values
+
+
+def _table_pointers(problem: Problem) -> list[str]:
+    return [
+        argument.pointer
+        for prefix, traced in (("mask", problem.mask), ("score", problem.score))
+        if traced is not None
+        for argument in mod_table_arguments(prefix, traced.graph)
+    ]
+
+
+def element_strides(table: Any) -> tuple[int, ...]:
+    """The strides of a captured tensor in elements (torch counts elements, CuPy and NumPy bytes)."""
+    if hasattr(table, "stride"):
+        return tuple(table.stride())
+    return tuple(stride // table.dtype.itemsize for stride in table.strides)
+
+
+def _address_getter(table: Any) -> Callable[[Any], int]:
+    if hasattr(table, "data_ptr"):
+        return lambda tensor: int(tensor.data_ptr())
+    if hasattr(getattr(table, "data", None), "ptr"):
+        return lambda array: int(array.data.ptr)
+    return lambda array: int(array.ctypes.data)
+
+
+def _position(table: Any, captured: Sequence[Any]) -> int:
+    return next(i for i, tensor in enumerate(captured) if tensor is table)
+
+
+def _dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(sizes[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides))

@@ -1,0 +1,132 @@
+"""From a call's keyword arguments and checked tensors to a `Plan`: trace, resolve the config, compile, load.
+
+Everything here happens once per class of calls; what can be shared between classes (traced functions, resolved
+configs) is kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..generator.errors import TensorError
+from ..generator.families import families_for
+from ..generator.families.base import Family
+from ..generator.language.cuda import check_tables
+from ..generator.spec import AttentionSpec, ProblemShape
+from .captures import Captures, read_captures
+from .device import Backend
+from .launch import Plan, prepare
+from .problem import Problem, problem_of
+from .store import Resolution, resolve
+from .tensors import Inputs, check_softmax_scale, is_cupy
+
+#: Problems (traced masks and scores) and resolved configs kept, the oldest dropped first.
+MAX_KEPT = 1024
+#: Lengths are told apart by this many steps an octave when a config is looked up.
+STEPS_PER_OCTAVE = 8
+
+_problems: dict[Any, Problem] = {}
+_resolutions: dict[Any, tuple[Family, Resolution]] = {}
+_lock = threading.Lock()
+
+
+def remember(cache: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
+    """Puts `value` into `cache`, which keeps at most `limit` entries, the oldest dropped first. Any thread."""
+    with _lock:
+        while len(cache) >= limit and key not in cache:
+            del cache[next(iter(cache))]
+        cache[key] = value
+
+
+def forget() -> None:
+    """Drops every traced problem and resolved config."""
+    with _lock:
+        _problems.clear()
+        _resolutions.clear()
+
+
+def prepare_call(
+    q: Any, k: Any, v: Any, call: dict[str, Any], inputs: Inputs, backend: Backend
+) -> tuple[Plan, Captures | None]:
+    """The plan of a call on checked tensors, and what its functions captured (None: unknown, trace again each time)."""
+    alibi_slopes, mask_mod, score_mod = (call.get(name) for name in ("alibi_slopes", "mask_mod", "score_mod"))
+    scale = check_softmax_scale(call.get("softmax_scale"), inputs.head_dim)
+    captures = read_captures(alibi_slopes, mask_mod, score_mod)
+    if captures is None:
+        problem = problem_of_call(call, inputs)
+    else:
+        key = (inputs.dtype, inputs.head_dim, inputs.head_dim_v, call.get("causal"), call.get("window_size"),
+               call.get("softcap"), captures.key)  # fmt: skip
+        found = _problems.get(key)
+        # A problem with tables holds tensors: a later one with the same captures has others.
+        problem = found if found is not None and not found.tables else problem_of_call(call, inputs)
+        if not problem.tables:
+            remember(_problems, key, problem, MAX_KEPT)
+    _check_tables(problem, inputs.shape, q.device)
+    family, resolution = _resolve(problem.spec, inputs.shape, inputs.device_index, backend)
+    plan = prepare(
+        problem,
+        resolution.config,
+        family=family,
+        shape=inputs.shape,
+        q=q,
+        k=k,
+        v=v,
+        softmax_scale=scale,
+        backend=backend,
+        captured=None if captures is None else captures.tensors,
+        source=resolution.source,
+        bucket="" if resolution.record is None else str(resolution.record.bucket),
+        note=resolution.note,
+    )
+    return plan, captures
+
+
+def problem_of_call(call: Mapping[str, Any], inputs: Inputs) -> Problem:
+    """The problem of `attention`'s keyword arguments. Raises SpecError and TraceError."""
+    flags = {name: value for name, value in call.items() if name != "softmax_scale"}
+    return problem_of(dtype=inputs.dtype, head_dim=inputs.head_dim, head_dim_v=inputs.head_dim_v, **flags)
+
+
+def _check_tables(problem: Problem, shape: ProblemShape, device: torch.device) -> None:
+    """Raises TensorError where a captured tensor is on another device, or smaller than its indices."""
+    for traced in (problem.mask, problem.score):
+        if traced is None:
+            continue
+        check_tables(traced, batch=shape.batch, nheads=shape.nheads, seqlen_q=shape.seqlen_q, seqlen_k=shape.seqlen_k)
+        for slot, table in zip(traced.graph.tables, traced.tables, strict=True):
+            if isinstance(table, torch.Tensor):
+                right = table.device == device
+            else:
+                right = is_cupy(table) and table.device.id == device.index
+            if not right:
+                raise TensorError(
+                    f"The captured tensor {slot.name!r} must be on {device}, as q, k and v are, but got"
+                    f" {type(table).__name__} on {getattr(table, 'device', 'the CPU')}. Move it with .to(q.device)."
+                )
+
+
+def _resolve(spec: AttentionSpec, shape: ProblemShape, device: int, backend: Backend) -> tuple[Family, Resolution]:
+    """The family and the config of a call; lengths within an eighth of an octave share one look-up."""
+    shape = ProblemShape(shape.batch, _rounded(shape.seqlen_q), _rounded(shape.seqlen_k), shape.nheads, shape.nheads_k)
+    key = (backend, spec, shape, device)
+    found = _resolutions.get(key)
+    if found is None:
+        arch = backend.arch(device)
+        family = families_for(spec, arch)[0]
+        found = family, resolve(spec, arch, backend.device_name(device), shape, family)
+        remember(_resolutions, key, found, MAX_KEPT)
+    return found
+
+
+def _rounded(length: int) -> int:
+    """`length` to the nearest eighth of an octave, the same for every call; powers of two stay what they are."""
+    if length < 2 * STEPS_PER_OCTAVE:
+        return length
+    octave = length.bit_length() - 1
+    step = round((length / (1 << octave) - 1) * STEPS_PER_OCTAVE)
+    return (1 << octave) + (step << octave) // STEPS_PER_OCTAVE

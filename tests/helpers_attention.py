@@ -1,0 +1,160 @@
+"""Stand-ins for a GPU, so that the whole path of `flashsmith.attention` runs on CPU tensors."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flashsmith.generator.arch import Arch, arch_from_name
+from flashsmith.generator.families import family_named
+from flashsmith.generator.families.base import Family, KernelConfig, layout_of
+from flashsmith.generator.rendering import render
+from flashsmith.generator.spec import AttentionSpec
+from flashsmith.runtime.driver import ArgumentBuffer
+
+
+@dataclass
+class Launch:
+    """One launch as the driver would have seen it; `values` is the struct, decoded by name."""
+
+    grid: tuple[int, int, int]
+    threads: int
+    smem_bytes: int
+    stream: int
+    values: dict[str, Any]
+    spec: AttentionSpec
+    config: KernelConfig
+
+
+@dataclass
+class FakeBackend:
+    """A backend that records what is loaded and launched. `device` is current; tensors are on `cpu`, index 0."""
+
+    arch_name: str = "sm_90"
+    device: int = 0
+    stream: int = 77
+    capturing: bool = False
+    tables: tuple[torch.Tensor, ...] = ()
+    launches: list[Launch] = field(default_factory=list)
+    loads: list[tuple[Any, ...]] = field(default_factory=list)
+    guards: list[int] = field(default_factory=list)
+    loaded: dict[Any, FakeKernel] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    __hash__ = object.__hash__
+
+    def arch(self, device: int) -> Arch:
+        return arch_from_name(self.arch_name)
+
+    def device_name(self, device: int) -> str | None:
+        return "Fake GPU"
+
+    def current_device(self) -> int:
+        return self.device
+
+    def device_guard(self, device: int) -> Any:
+        self.guards.append(device)
+        return nullcontext()
+
+    def current_stream(self, device: int) -> int:
+        return self.stream
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+    def is_loaded(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> bool:
+        return (spec, config) in self.loaded
+
+    def kernel(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> FakeKernel:
+        with self.lock:
+            if (spec, config) not in self.loaded:
+                self.loads.append((spec, config, device))
+                self.loaded[spec, config] = self.make(spec, config, family)
+            return self.loaded[spec, config]
+
+    def make(self, spec: AttentionSpec, config: KernelConfig, family: Family) -> FakeKernel:
+        return FakeKernel(self, spec, config, family)
+
+
+class FakeKernel:
+    def __init__(self, backend: FakeBackend, spec: AttentionSpec, config: KernelConfig, family: Family) -> None:
+        self.key = f"key of {config}"
+        self.backend, self.spec, self.config = backend, spec, config
+        self.fields = family.arguments(spec)
+
+    def launch(self, grid: Any, threads: int, smem_bytes: int, stream: int, packed: ArgumentBuffer) -> None:
+        values = dict(
+            zip((f.name for f in self.fields), layout_of(self.fields).unpack(bytes(packed.data)), strict=True)
+        )
+        self.backend.launches.append(Launch(grid, threads, smem_bytes, stream, values, self.spec, self.config))
+
+
+@dataclass
+class EmulatorBackend(FakeBackend):
+    """A backend whose launches run in the CPU emulator. Captured tensors must be named in `tables`."""
+
+    __hash__ = object.__hash__
+
+    def make(self, spec: AttentionSpec, config: KernelConfig, family: Family) -> FakeKernel:
+        return EmulatedKernel(self, spec, config, family)
+
+
+class EmulatedKernel(FakeKernel):
+    def launch(self, grid: Any, threads: int, smem_bytes: int, stream: int, packed: ArgumentBuffer) -> None:
+        from flashsmith.runtime.emulator.forward import buffer_of
+        from flashsmith.runtime.emulator.run import HostBuffer, emulate
+
+        super().launch(grid, threads, smem_bytes, stream, packed)
+        values = self.backend.launches[-1].values
+        batch = values["num_heads_total"] // values["nheads"]
+        nheads_k = values["nheads"] // values["group_size"]
+        extents = {
+            "q": (values["seqlen_q"], values["nheads"], self.spec.head_dim),
+            "k": (values["seqlen_k"], nheads_k, self.spec.head_dim),
+            "v": (values["seqlen_k"], nheads_k, self.spec.head_dim_v),
+            "o": (values["seqlen_q"], values["nheads"], self.spec.head_dim_v),
+        }
+        buffers = []
+        for name, (rows, heads, dim) in extents.items():
+            steps = ((batch, "b"), (rows, "s"), (heads, "h"))
+            last = sum((n - 1) * values[f"{name}_stride_{axis}"] for n, axis in steps)
+            buffers.append(HostBuffer(values[name], 2 * (last + dim), name, name == "o"))
+        if values["lse"]:
+            buffers.append(HostBuffer(values["lse"], 4 * values["num_heads_total"] * values["seqlen_q"], "lse", True))
+        buffers += [buffer_of(table, f"table {i}") for i, table in enumerate(self.backend.tables)]
+        source = render(self.spec, self.config, self.backend.arch(0), family=family_named(self.config.family))
+        report = emulate(
+            source, bytes(packed.data), grid=grid[0], threads=threads, smem_bytes=smem_bytes, buffers=tuple(buffers)
+        )
+        report.require_clean()
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0, device: str = "cpu") -> torch.Tensor:
+    """Reproducible normal values, rounded to `dtype`."""
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=generator).to(dtype).to(device)
+
+
+def qkv(
+    *,
+    b: int = 2,
+    sq: int = 33,
+    sk: int = 47,
+    h: int = 4,
+    hk: int = 2,
+    d: int = 64,
+    dv: int | None = None,
+    dtype: torch.dtype = torch.float16,
+    seed: int = 0,
+    device: str = "cpu",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs of one call, (batch, seqlen, nheads, head_dim)."""
+    return (
+        randn(b, sq, h, d, dtype=dtype, seed=seed, device=device),
+        randn(b, sk, hk, d, dtype=dtype, seed=seed + 1, device=device),
+        randn(b, sk, hk, dv or d, dtype=dtype, seed=seed + 2, device=device),
+    )
