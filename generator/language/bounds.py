@@ -135,6 +135,8 @@ class _Shapes:
             for part in parts[1:]:
                 result = join(result, part)
             return result
+        if node.op == "where" and "kv_idx" not in node.args[0].leaves:
+            return self._selection(*node.args)
         if node.op in ("lt", "le", "eq") and node.args[0].dtype == "int":
             return self._comparison(node)
         return self._undecided(node)
@@ -150,6 +152,15 @@ class _Shapes:
         none_or_all = (build("where", may, _SEQLEN_K, ZERO), build("where", must, _SEQLEN_K, ZERO))
         visit, full = (_Keys(None, None if end is _SEQLEN_K else end) for end in none_or_all)
         return _Shape(visit, full, exact=True)
+
+    def _selection(self, condition: Node, a: Node, b: Node) -> _Shape:
+        """One of two masks, chosen by a condition without kv_idx."""
+        must, may = self._rows.conditions(condition)
+        if must is not may:  # it may differ from row to row
+            return self.of(build("or", build("and", condition, a), build("and", build("not", condition), b)))
+        one, other = self.of(a), self.of(b)
+        visit = _choose(must, one.visit, other.visit)
+        return _Shape(visit, _choose(must, one.full, other.full), one.exact and other.exact)
 
     def _comparison(self, node: Node) -> _Shape:
         kv = leaf("kv_idx")
@@ -193,6 +204,12 @@ def _tighter(op: str, a: Node | None, b: Node | None) -> Node | None:
 
 def _looser(op: str, a: Node | None, b: Node | None) -> Node | None:
     return None if a is None or b is None else build(op, a, b)
+
+
+def _choose(condition: Node, a: _Keys, b: _Keys) -> _Keys:
+    begin = None if a.begin is b.begin is None else build("where", condition, a.begin or ZERO, b.begin or ZERO)
+    end = None if a.end is b.end is None else build("where", condition, a.end or _SEQLEN_K, b.end or _SEQLEN_K)
+    return _Keys(begin, end)
 
 
 def _meet(a: _Keys, b: _Keys) -> _Keys:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import enum
 import functools
 import math
 import numbers
@@ -19,15 +20,19 @@ from typing import Any, NoReturn
 from ..errors import TraceError
 from . import functions
 from .node import MAX_TABLE_DIMS, TABLE_DTYPES, ScalarSlot, TableSlot, is_slot_name, make
+from .objects import CapturedObject
 from .ops import INT64_MAX, INT64_MIN, SCALAR_LIMIT, round_fp32
+from .refusals import trace_error
 from .sites import site_text
-from .values import Table, Value, trace_error
+from .values import Table, Value
 
 #: Element type names of torch, cupy and numpy, without their module.
 _DTYPE_NAMES = {
     "float32": "fp32", "float16": "fp16", "bfloat16": "bf16",
     "int32": "int32", "int64": "int64", "uint8": "uint8", "bool": "bool",
 }  # fmt: skip
+#: Captured values of these types are constants of the graph: another one is another kernel.
+_CONSTANTS = (bool, str, bytes, enum.Enum, Value, types.ModuleType, types.BuiltinFunctionType, type)
 _FOREIGN_MODULES = ("torch", "numpy", "cupy", "math", "operator", __package__)
 
 
@@ -47,10 +52,12 @@ class Captures:
             keywords = {k: self.wrap(k, v, ("partial", id(fn), k)) for k, v in fn.keywords.items()}
             return functools.partial(self.function(fn.func), *args, **keywords)
         if not isinstance(fn, types.FunctionType):
-            raise TraceError(
-                f"A mask or score must be a plain Python function, but got {type(fn).__qualname__}."
-                " Write `def mask(b, h, q_idx, kv_idx): ...` that calls it."
-            )
+            if not callable(fn) or isinstance(fn, types.BuiltinFunctionType | type):
+                raise TraceError(
+                    f"A mask or score must be a Python function, but got {type(fn).__qualname__}."
+                    " Write `def mask(b, h, q_idx, kv_idx): return kv_idx <= q_idx`."
+                )
+            return self._object(type(fn).__name__, fn)
         if id(fn) in self._wrapped:
             return self._wrapped[id(fn)]  # type: ignore[no-any-return]
         refuse_side_effects(fn.__code__)
@@ -84,9 +91,9 @@ class Captures:
 
     def wrap(self, name: str, value: Any, key: Any) -> Any:
         """What stands for captured `value` in the traced function; `key` tells captured variables apart."""
-        if value is None or isinstance(value, bool | str | Value | types.ModuleType | types.BuiltinFunctionType | type):
+        if value is None or isinstance(value, _CONSTANTS):
             return value
-        if isinstance(value, numbers.Real) and not _is_tensor(value, allow_numbers=False):
+        if isinstance(value, numbers.Real):
             if key not in self._wrapped:
                 self._wrapped[key] = self._scalar(name, value)
             return self._wrapped[key]
@@ -103,13 +110,14 @@ class Captures:
         inline = getattr(value, "inline_into", None)  # a Traced
         if inline is not None:
             return inline(self)
-        if callable(value) and type(value).__module__.partition(".")[0] in ("torch", "numpy", "cupy"):
-            return value
-        raise TraceError(
-            f"A mask or score function may capture numbers, tensors and functions, but {name} is"
-            f" {type(value).__module__}.{type(value).__qualname__}. Bind what it needs to variables of their own"
-            f" before the function (`x = {name}.x`) and use those."
-        )
+        if hasattr(value, "dtype") and hasattr(value, "item"):  # a scalar of numpy that is no number: bool_
+            return self.wrap(name, value.item(), key)
+        return self._object(name, value)
+
+    def _object(self, name: str, value: Any) -> CapturedObject:
+        if id(value) not in self._wrapped:
+            self._wrapped[id(value)] = CapturedObject(name, value, self.wrap, self.function)
+        return self._wrapped[id(value)]  # type: ignore[no-any-return]
 
     def _scalar(self, name: str, value: numbers.Real) -> Value:
         number, dtype = scalar_value(name, value)
@@ -190,10 +198,9 @@ def _globals_read(code: types.CodeType) -> list[str]:
     return list(dict.fromkeys(reads))
 
 
-def _is_tensor(value: Any, *, allow_numbers: bool = True) -> bool:
-    if not allow_numbers and isinstance(value, numbers.Number):
-        return False
-    return all(hasattr(value, name) for name in ("dtype", "shape", "__getitem__"))
+def _is_tensor(value: Any) -> bool:
+    # numpy's scalars have all of this but assignment.
+    return all(hasattr(value, name) for name in ("dtype", "shape", "__getitem__", "__setitem__"))
 
 
 def _traced_or(python: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from .ops import INT64_MAX, INT64_MIN
+from .refusals import trace_error
 from .rules import build
-from .values import Value, arithmetic, as_float, as_number, to_node, trace_error, unify
+from .values import Value, arithmetic, as_float, as_number, to_node, unify
 
 
 def where(condition: Any, a: Any, b: Any) -> Value:

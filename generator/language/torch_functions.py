@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import functions
-from .values import Value, to_node, trace_error
+from .refusals import trace_error
+from .values import Value, to_node
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "where": functions.where,

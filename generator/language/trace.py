@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import TraceError
 from .capture import Captures
 from .graph import MAX_NODES, Graph
-from .node import Node, leaf, make, rewrite
+from .node import Node, ScalarSlot, leaf, make, rewrite
 from .rules import rebuild
 from .simplify import simplify
 from .sites import site_text
@@ -113,11 +113,21 @@ def _trace_once(fn: Callable[..., Any], kind: str, names: tuple[str, ...]) -> Tr
             f"A {kind} function may have at most {MAX_NODES} operations, but {_name(fn)} has {len(graph.nodes)}."
             " Shorten its loops, or put precomputed values into a captured tensor."
         )
+    _check_divisors(graph, captures, _name(fn))
     return Traced(
         graph,
         tuple(captures.scalars[slot] for slot in graph.scalars),
         tuple(captures.tables[slot] for slot in graph.tables),
     )
+
+
+def _check_divisors(graph: Graph, captures: Captures, name: str) -> None:
+    for node in graph.nodes:
+        divisor = node.args[1].value if node.op in ("floordiv", "mod") else None
+        if isinstance(divisor, ScalarSlot) and captures.scalars[divisor] == 0:
+            raise TraceError(
+                f"`//` and `%` need a divisor other than 0, but {name} divides by {divisor.name}, which is 0."
+            )
 
 
 def _root_of(result: Any, kind: str, name: str) -> Node:

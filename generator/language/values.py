@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any, NoReturn
 
-from ..errors import TraceError
 from .node import Node, TableSlot, const, leaf, make
 from .ops import INT64_MAX, INT64_MIN
+from .refusals import BRANCH_REMEDY, Refusals, trace_error
 from .rules import build
-from .sites import source_site
 
-_BRANCH_REMEDY = (
-    "A traced value has no truth value, because one kernel serves every index. Use `where(condition, a, b)` instead of"
-    " `if`, `&`, `|`, `~` (with parentheses around comparisons) instead of `and`, `or`, `not`, and"
-    " `(a <= b) & (b < c)` instead of `a <= b < c`."
-)
-
-
-def trace_error(rule: str) -> TraceError:
-    """A TraceError with `rule` and the user's source line that broke it."""
-    return TraceError(f"{rule}{source_site()}")
+_NUMPY_OPERATORS = {
+    "add": "__add__", "subtract": "__sub__", "multiply": "__mul__", "divide": "__truediv__",
+    "floor_divide": "__floordiv__", "remainder": "__mod__",
+    "less": "__lt__", "less_equal": "__le__", "greater": "__gt__", "greater_equal": "__ge__",
+    "equal": "__eq__", "not_equal": "__ne__",
+}  # fmt: skip
 
 
-class Value:
+class Value(Refusals):
     """A symbolic bool, int or fp32. Python's operators on it build the expression graph."""
 
     __slots__ = ("node",)
     __hash__ = None  # type: ignore[assignment]
-    #: numpy leaves operators to this class.
-    __array_ufunc__ = None
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -143,42 +137,12 @@ class Value:
             result = result * self
         return result
 
-    def __bool__(self) -> NoReturn:
-        raise trace_error(f"A branch or `and`/`or`/`not` depends on a traced {self.node.dtype}. {_BRANCH_REMEDY}")
-
-    def __int__(self) -> NoReturn:
-        raise trace_error("int() of a traced value is not possible: its value is only known in the kernel.")
-
-    def __index__(self) -> NoReturn:
-        raise trace_error(
-            "A traced int was used where Python needs a known integer (range(), a list index, a tensor that is not a"
-            " plain captured variable). Loops must have literal bounds; to index a tensor, bind it to a variable"
-            " outside the function and write table[index]."
-        )
-
-    def __float__(self) -> NoReturn:
-        raise trace_error(
-            "A traced value was passed to a function that needs a known number (math.* or numpy)."
-            " Use exp, log, tanh, sqrt, abs, minimum and maximum of flashsmith.generator.language."
-        )
-
-    def __iter__(self) -> NoReturn:
-        raise trace_error("A traced value is one number and cannot be iterated, unpacked or searched.")
-
-    def __contains__(self, item: Any) -> NoReturn:
-        self.__iter__()
-
-    def __len__(self) -> NoReturn:
-        self.__iter__()
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise trace_error("A traced value is one number and cannot be indexed; only captured tensors can.")
-
-    def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        raise trace_error("A mask or score function must not assign to an element: it has no side effects.")
-
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self.__float__()
+    def __array_ufunc__(self, ufunc: Any, how: str, *inputs: Any, **kwargs: Any) -> Any:
+        # numpy's scalars come here for their operators: `np.float32(2) * score`.
+        operator = _NUMPY_OPERATORS.get(ufunc.__name__)
+        if operator is None or how != "__call__":
+            self.__float__()
+        return getattr(Value(to_node(inputs[0])), operator)(inputs[1])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -199,7 +163,6 @@ class Table:
 
     __slots__ = ("slot",)
     __hash__ = None  # type: ignore[assignment]
-    __array_ufunc__ = None
 
     def __init__(self, slot: TableSlot) -> None:
         self.slot = slot
@@ -230,7 +193,7 @@ class Table:
         raise trace_error(f"A mask or score function must not write to the captured tensor {self.slot.name}.")
 
     def __bool__(self) -> NoReturn:
-        raise trace_error(f"A branch depends on the captured tensor {self.slot.name}. {_BRANCH_REMEDY}")
+        raise trace_error(f"A branch depends on the captured tensor {self.slot.name}. {BRANCH_REMEDY}")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -260,17 +223,20 @@ def to_node(value: Any, role: str = "an operand") -> Node:
         )
     if isinstance(value, bool):
         return const(value)
-    if isinstance(value, int):
-        if not INT64_MIN <= value <= INT64_MAX:
-            raise trace_error(f"An integer must fit 64 bits, but got {value}.")
-        return const(value)
-    if isinstance(value, float):
+    if isinstance(value, numbers.Integral):
+        number = int(value)
+        if not INT64_MIN <= number <= INT64_MAX:
+            raise trace_error(f"An integer must fit 64 bits, but got {number}.")
+        return const(number)
+    if isinstance(value, numbers.Real):
         if math.isnan(value):
             raise trace_error("NaN is not a value a mask or score can use. Use -math.inf to hide a score.")
-        return const(value)
+        return const(float(value))
+    value = getattr(value, "_target", value)  # an object is named by its own type, not its stand-in's
     raise trace_error(
-        f"A mask or score function computes with traced values, Python numbers and elements of captured tensors, but"
-        f" {role} is {type(value).__module__}.{type(value).__qualname__}."
+        "A mask or score function computes with its arguments, numbers and elements of captured tensors, but"
+        f" {role} is a {type(value).__module__}.{type(value).__qualname__}. Capture a number, or a tensor in a variable"
+        " of its own."
     )
 
 
