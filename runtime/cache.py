@@ -50,7 +50,7 @@ class KernelKey:
     #: Digest of the whole AttentionSpec: op, dtype, head dims, the graphs of mask and score, gqa_ratio.
     spec: str
     #: The KernelConfig's fields, each tuned number by name.
-    config: Mapping[str, int | bool | str]
+    config: tuple[tuple[str, int | bool | str], ...]
     #: The architecture as NVRTC spells it.
     target: str
     #: Digest of all templates and of the generator's code.
@@ -202,8 +202,10 @@ class KernelCache:
         return True
 
     def clear(self) -> int:
-        """Removes all entries and what dead processes left; how many entries went."""
+        """Removes all entries, lock files and what dead processes left; how many entries went."""
         count = 0
+        if self._may_read():
+            shutil.rmtree(self.folder / "locks", ignore_errors=True)
         for path in self._folders():
             if path.name.startswith(_TEMPORARY):
                 shutil.rmtree(path, ignore_errors=True)

@@ -126,7 +126,7 @@ def kernel_key(spec: AttentionSpec, config: KernelConfig, arch: Arch, *, family:
     return KernelKey(
         family=family.name if family is not None else config.family,
         spec=spec.digest,
-        config=config.to_dict(),
+        config=tuple(config.to_dict().items()),
         target=arch.name,
         generator=generator_digest(),
         compiler=current_compiler().identity,

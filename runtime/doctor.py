@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -49,11 +50,11 @@ def diagnose() -> list[Check]:
         _guarded("driver", _driver),
     ]
     count = driver.device_count()
-    checks += [_guarded(f"GPU {i}", lambda i=i: _gpu(i)) for i in range(count)] or [_no_gpu()]
+    checks += [_guarded(f"GPU {i}", partial(_gpu, i)) for i in range(count)] or [_no_gpu()]
     checks += [
         _guarded("compiler and driver", _compiler_and_driver),
-        _guarded("cache folder", lambda: _folder("cache folder", variables.CACHE_DIR, variables.cache_dir())),
-        _guarded("config folder", lambda: _folder("config folder", variables.CONFIG_DIR, variables.config_dir())),
+        _guarded("cache folder", partial(_folder, "cache folder", variables.CACHE_DIR, variables.cache_dir())),
+        _guarded("config folder", partial(_folder, "config folder", variables.CONFIG_DIR, variables.config_dir())),
         _guarded("C++ compiler", _cxx),
         _guarded("variables", _variables),
     ]

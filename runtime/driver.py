@@ -223,10 +223,10 @@ def launch(
     `packed` holds the bytes of the argument struct; the driver copies them before this returns. An `ArgumentBuffer`
     saves making the pointer array on each call.
     """
-    if packed.__class__ is ArgumentBuffer:
+    if isinstance(packed, ArgumentBuffer):
         pointers = packed.pointers
     else:
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(packed))  # type: ignore[arg-type]
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
     x, y, z = grid
     code = _launch_kernel(function.handle, x, y, z, threads, 1, 1, smem_bytes, ctypes.c_void_p(stream), pointers, None)
     if code:

@@ -76,8 +76,9 @@ def supported_archs() -> tuple[int, ...]:
 @cache
 def compiler() -> Compiler:
     """The loaded NVRTC. Loads it; `nvrtc_library.installed_compiler()` does not. Raises MissingComponentError."""
-    version = "{}.{}".format(*nvrtc_version())
-    path = loaded_library()
+    major, minor = nvrtc_version()
+    version = f"{major}.{minor}"
+    path = loaded_library(major)
     found = compiler_at(path) if path else installed_compiler()
     if found is None:
         return Compiler(version=version, build=f"version {version}", path="")

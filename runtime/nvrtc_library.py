@@ -73,13 +73,16 @@ def compiler_at(path: str) -> Compiler | None:
         return None
 
 
-def loaded_library() -> str | None:
-    """The path of the libnvrtc mapped into this process, or None (no /proc, or nothing loaded)."""
+def loaded_library(major: int) -> str | None:
+    """The path of the libnvrtc of CUDA `major` that is mapped into this process; None for no /proc, or none loaded.
+
+    Another major version may be there too: torch brings the one it was built with.
+    """
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
             for line in maps:
                 path = line.rstrip("\n").partition("/")[2]
-                if os.path.basename(path).startswith("libnvrtc.so."):
+                if os.path.basename(path).startswith(f"libnvrtc.so.{major}"):
                     return "/" + path
     except OSError:
         pass

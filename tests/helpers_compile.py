@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +13,11 @@ from typing import Any
 
 import pytest
 
-from flashsmith.runtime.cache import KernelKey
+from flashsmith.generator.arch import ARCHS
+from flashsmith.runtime import compiler, nvrtc
+from flashsmith.runtime.cache import Entry, KernelKey
+from flashsmith.runtime.compiler import CompiledKernel
+from flashsmith.runtime.nvrtc_library import Compiler
 
 KERNEL = """\
 struct Arguments {
@@ -89,7 +94,7 @@ def kernel_key(**changes: Any) -> KernelKey:
     values: dict[str, Any] = {
         "family": "fake",
         "spec": "5" * 64,
-        "config": {"B_r": 128, "q_in_registers": True, "schedule": "linear"},
+        "config": (("B_r", 128), ("q_in_registers", True), ("schedule", "linear")),
         "target": "sm_90",
         "generator": "9" * 64,
         "compiler": "NVRTC build abc",
@@ -102,3 +107,50 @@ def kernel_key(**changes: Any) -> KernelKey:
 def kept_files(root: Path) -> list[str]:
     """Every file and folder under a cache's root, save lock files, relative and sorted."""
     return sorted(str(p.relative_to(root)) for p in root.rglob("*") if "locks" not in p.parts)
+
+
+ENTRY = Entry(source="// text é\n", cubin=b"\x7fELF" + bytes(range(256)) * 8, facts={"entry": "scale", "nvrtc": "13.0"})
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+SM_90 = ARCHS["sm_90"]
+COMPILER = Compiler(version="13.0", build="feedbeef", path="/lib/libnvrtc.so.13")
+LOG = """\
+ptxas info    : Function properties for scale
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers
+"""
+
+
+def fresh_compiler(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A process that has compiled nothing yet and keeps its kernels in `folder`."""
+    patch.setenv("FLASHSMITH_CACHE_DIR", str(folder))
+    patch.setattr(compiler, "_memory", {})
+    patch.setattr(compiler, "_loaded_compiler", None)
+    compiler._cache_at.cache_clear()
+
+
+def quick_compiler(patch: pytest.MonkeyPatch) -> FakeRender:
+    """Rendering and NVRTC replaced by stand-ins; the result's `calls` counts compiles."""
+
+    def compile_to_cubin(text: str, target: str, *, name: str) -> nvrtc.Compilation:
+        return nvrtc.Compilation(cubin=f"{target} {name} {text}".encode(), log=LOG, seconds=0.5)
+
+    patch.setattr(nvrtc, "compile_to_cubin", compile_to_cubin)
+    patch.setattr(nvrtc, "compiler", lambda: COMPILER)
+    patch.setattr(compiler, "installed_compiler", lambda: COMPILER)
+    return install_render(patch, FakeRender())
+
+
+def compile_fake(spec: Any = None, config: Any = None, arch: Any = SM_90, **options: Any) -> CompiledKernel:
+    spec, config = spec or FakeSpec(), config or FakeConfig()
+    return compiler.compile_kernel(spec, config, arch, family=FAMILY, **options)
+
+
+def new_process() -> None:
+    """What a new process starts with: the disk alone."""
+    compiler.forget()
+    compiler._loaded_compiler = None

@@ -90,6 +90,8 @@ int cuLaunchKernel(P f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsi
 class FakeCuda:
     """The built library; `fake.devices = 0` and the like set its `fake_*` integers."""
 
+    library: ctypes.CDLL
+
     def __init__(self, path: Path) -> None:
         object.__setattr__(self, "library", ctypes.CDLL(str(path)))
 

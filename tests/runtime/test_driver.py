@@ -290,6 +290,49 @@ def test_cuda_used_by_another_library_before_the_fork(fake: FakeCuda) -> None:
 
 # ---- On a GPU ----
 
+GPU_FORKS = textwrap.dedent(
+    """
+    import multiprocessing, os, sys, warnings
+    from flashsmith.generator.arch import arch_from_cc
+    from flashsmith.generator.errors import LaunchError
+    from flashsmith.runtime import driver, nvrtc
+
+    def use():
+        cubin = nvrtc.compile_to_cubin('extern "C" __global__ void k() {}', "sm_%d%d" % driver.device_info(0).cc).cubin
+        driver.load_function(cubin, "k", smem_bytes=0)
+
+    def fails():
+        try:
+            use()
+        except LaunchError as error:
+            sys.exit(0 if "spawn" in str(error) else 2)
+        sys.exit(3)
+
+    def run(method, target):
+        process = multiprocessing.get_context(method).Process(target=target)
+        process.start()
+        process.join()
+        assert process.exitcode == 0, (method, process.exitcode)
+
+    if __name__ == "__main__":
+        warnings.simplefilter("ignore")
+        run("fork", use)
+        use()
+        run("fork", fails)
+        run("spawn", use)
+        use()
+    """
+)
+
+
+@pytest.mark.gpu
+def test_forks_on_a_gpu(tmp_path: Path) -> None:
+    script = tmp_path / "forks.py"
+    script.write_text(GPU_FORKS)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
 
 @pytest.mark.gpu
 def test_on_a_gpu_in_and_out_of_a_graph() -> None:

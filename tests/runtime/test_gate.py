@@ -13,7 +13,7 @@ from flashsmith.runtime.gate import (
     parse_report,
 )
 
-#: Logs as NVRTC returned them: 13.5 puts "ptxas ." before the frame, older ones only blanks.
+#: Logs as NVRTC returned them, and one in the form of nvcc's ptxas.
 CLEAN_13 = """\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'kernel' for 'sm_90'
@@ -22,7 +22,14 @@ ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loa
 ptxas info    : Used 168 registers, used 1 barriers
 ptxas info    : Compile time = 16.389 ms
 """
-CLEAN_12 = """\
+CLEAN_12_4 = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'scale' for 'sm_90'
+ptxas info    : Function properties for scale
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers
+"""
+CLEAN_NVCC = """\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'kernel' for 'sm_90'
 ptxas info    : Function properties for kernel
@@ -58,7 +65,8 @@ def report(**changes: object) -> ResourceReport:
 
 def test_clean_logs() -> None:
     assert parse_report(CLEAN_13) == report(registers=168)
-    assert parse_report(CLEAN_12) == report(registers=40, smem_bytes=1024)
+    assert parse_report(CLEAN_12_4) == report(registers=8)
+    assert parse_report(CLEAN_NVCC) == report(registers=40, smem_bytes=1024)
 
 
 def test_spills_stack_and_warnings() -> None:
@@ -68,7 +76,7 @@ def test_spills_stack_and_warnings() -> None:
 
 
 def test_several_functions_are_added_up() -> None:
-    found = parse_report(CLEAN_13 + SPILLS + CLEAN_12)
+    found = parse_report(CLEAN_13 + SPILLS + CLEAN_NVCC)
     assert found.registers == 168
     assert found.spill_store_bytes == 1020
     assert found.smem_bytes == 1024
@@ -79,7 +87,7 @@ def test_advisories_are_kept_once_without_their_prefix() -> None:
     assert [w[:7] for w in found.warnings] == ["(C7510)", "(C7519)"]
 
 
-@pytest.mark.parametrize("log", ["", "ptxas info : Used 3 registers", CLEAN_12.replace("stack frame", "rahmen")])
+@pytest.mark.parametrize("log", ["", "ptxas info : Used 3 registers", CLEAN_NVCC.replace("stack frame", "rahmen")])
 def test_a_log_without_a_report_does_not_pass(log: str) -> None:
     with pytest.raises(CompileError, match="resource report") as caught:
         parse_report(log)
