@@ -60,7 +60,8 @@ def kernel_program(text: HostText, flavour: str) -> Path:
     check_flavour(flavour)
     toolchain = find_toolchain()
     flags = _FLAVOURS[flavour]
-    key = digest_of([*_identity(toolchain), text.text, *_KERNEL_FLAGS, *flags.kernel, *flags.link, *flags.engine])
+    options = (*_KERNEL_FLAGS, *flags.kernel, *flags.link, *_ENGINE_FLAGS, *flags.engine)
+    key = digest_of([*_identity(toolchain), text.text, *options])
 
     def build(folder: Path) -> None:
         engine = engine_object(flavour)
@@ -74,11 +75,11 @@ def kernel_program(text: HostText, flavour: str) -> Path:
     return object_cache.cached(f"kernel-{flavour}", key, build)
 
 
-def engine_object(flavour: str, *, extra_flags: tuple[str, ...] = ()) -> Path:
+def engine_object(flavour: str) -> Path:
     """The engine, compiled for `flavour`. Raises MissingComponentError and EmulatorError."""
     check_flavour(flavour)
     toolchain = find_toolchain()
-    flags = (*_ENGINE_FLAGS, *_FLAVOURS[flavour].engine, *extra_flags)
+    flags = (*_ENGINE_FLAGS, *_FLAVOURS[flavour].engine)
     key = digest_of([*_identity(toolchain), *flags])
 
     def build(folder: Path) -> None:

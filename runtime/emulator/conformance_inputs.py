@@ -30,7 +30,7 @@ def nothing() -> Words:
 
 
 def rows_of_chunks(blocks: int, seed: int = 1) -> Words:
-    """32 row numbers below 256 for each of `blocks` warps: the first in order, the second all equal, the rest random."""
+    """32 row numbers below 256 for each of `blocks` warps: in order for the first, all equal for the second, random."""
     rows = np.random.default_rng(seed).integers(0, 256, (blocks, 32), dtype=np.uint32)
     rows[0] = np.arange(32)
     rows[1] = 7

@@ -14,6 +14,7 @@ from typing import Any
 from ...generator.errors import EmulatorError
 from .host_text import HostText
 
+_PLACE = re.compile(r"(?P<file>(?!pc:)[^:]+):(?P<line>\d+)$")
 _PC = re.compile(r"pc:(0x[0-9a-f]+)")
 _UBSAN = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: runtime error: (?P<message>.+)$", re.MULTILINE)
 _ASAN = re.compile(r"ERROR: AddressSanitizer:? (?P<message>[^\n]+)")
@@ -112,16 +113,10 @@ class Outcome:
 
 def read_report(path: Path, outcome: Outcome, text: HostText, *, flavour: str, schedule: str) -> Report:
     """The report of one run: the engine's own findings, then the sanitizers', then how the process ended."""
-    findings: list[Finding] = []
-    tail: dict[str, Any] = {}
-    lines = path.read_text().splitlines() if path.exists() else []
-    for line in lines:
-        entry = json.loads(line)
-        if "counters" in entry:
-            tail = entry
-        else:
-            findings.append(Finding(**{**entry, "line": entry["line"] or None}))
-    findings = _with_symbols(findings, outcome.program)
+    raw = path.read_text() if path.exists() else ""
+    entries = [json.loads(line) for line in _with_symbols(raw, outcome.program).splitlines()]
+    tail = next((entry for entry in entries if "counters" in entry), {})
+    findings = [_finding(entry) for entry in entries if "counters" not in entry]
     findings += _sanitizer_findings(outcome.stderr, text.file_name)
     if outcome.returncode != 0 and not findings:
         last = (outcome.stderr.strip().splitlines() or ["no message"])[-1]
@@ -135,6 +130,14 @@ def read_report(path: Path, outcome: Outcome, text: HostText, *, flavour: str, s
         schedule=schedule,
         seconds=outcome.seconds,
     )
+
+
+def _finding(entry: dict[str, Any]) -> Finding:
+    """One finding of the engine; a plain load or store has its place in "pc", as "file:line" if that is known."""
+    known = _PLACE.match(entry.pop("pc"))
+    if known is not None:
+        entry |= {"file": known["file"], "line": int(known["line"])}
+    return Finding(**{**entry, "line": entry["line"] or None})
 
 
 def _with_code(finding: Finding, text: HostText) -> Finding:
@@ -156,24 +159,15 @@ def _sanitizer_findings(stderr: str, file_name: str) -> list[Finding]:
     return found
 
 
-def _with_symbols(findings: list[Finding], program: Path) -> list[Finding]:
-    """Code addresses of plain loads and stores turned into lines, where addr2line or llvm-symbolizer is installed."""
-    addresses = sorted({address for finding in findings for address in _PC.findall(finding.message)})
+def _with_symbols(text: str, program: Path) -> str:
+    """`text` with code addresses turned into "file:line", where addr2line or llvm-symbolizer is installed."""
+    addresses = sorted(set(_PC.findall(text)))
     if not addresses:
-        return findings
+        return text
     # A return address points behind the call.
     lines = _lines_of(program, [hex(int(address, 16) - 1) for address in addresses])
     places = dict(zip(addresses, lines, strict=True))
-    result = []
-    for finding in findings:
-        message = _PC.sub(lambda match: places[match[1]] or match[0], finding.message)
-        first = _PC.search(finding.message)
-        place = places[first[1]] if first and finding.file is None else None
-        if place is not None:
-            file, _, line = place.rpartition(":")
-            finding = replace(finding, file=file, line=int(line))
-        result.append(replace(finding, message=message))
-    return result
+    return _PC.sub(lambda match: places[match[1]] or match[0], text)
 
 
 def _lines_of(program: Path, addresses: list[str]) -> list[str | None]:

@@ -130,10 +130,10 @@ void write_report() {
     const Finding& finding = findings[i];
     std::fprintf(file,
                  "{\"kind\": \"%s\", \"message\": %s, \"file\": %s, \"line\": %d, \"block\": %lld, "
-                 "\"thread\": %d}\n",
+                 "\"thread\": %d, \"pc\": \"pc:%p\"}\n",
                  finding.kind, quoted(finding.message).c_str(),
                  finding.place.file == nullptr ? "null" : quoted(finding.place.file).c_str(),
-                 finding.place.line, finding_blocks[i], finding.thread);
+                 finding.place.line, finding_blocks[i], finding.thread, finding.place.pc);
   }
   std::map<std::string, u64> by_name;  // equal literals may have several addresses
   for (const Counter& counter : counters) {
