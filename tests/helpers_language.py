@@ -92,6 +92,8 @@ class MaskWriter:
             return self._load("bool", depth)
         op = self.random.choice(["<", "<=", ">", ">=", "==", "!="])
         (a, x), (b, y) = self._int(depth), self._int(depth)
+        if not any(c.isalpha() for c in a + b):  # literals alone would be Python's own bool
+            b = y = "kv_idx"
         return f"({a} {op} {b})", f"({x} {op} {y})"
 
     def _int(self, depth: int) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from typing import Any
 from .evaluate import evaluate_nodes
 from .graph import Graph
 from .interval import Intervals
-from .node import Node, const, leaf
+from .node import Node, const, leaf, walk
 from .rules import FALSE, TRUE, ZERO, build
 from .simplify import simplify_node
 
@@ -119,22 +119,17 @@ class _Shapes:
         self._shapes: dict[Node, _Shape] = {}
 
     def of(self, node: Node) -> _Shape:
-        found = self._shapes.get(node)
-        if found is None:
-            found = self._shapes[node] = self._shape(node)
-        return found
+        for inner in walk(node):  # operands first, so that depth costs no recursion
+            if inner.dtype == "bool" and inner not in self._shapes:
+                self._shapes[inner] = self._shape(inner)
+        return self._shapes[node]
 
     def _shape(self, node: Node) -> _Shape:
         if "kv_idx" not in node.leaves:
             return self._row_condition(node)
         if node.op in ("and", "or"):
-            # Chains of one operator are flattened, so that their length costs no recursion.
-            parts = [self.of(part) for part in _chain(node)]
             join = _intersection if node.op == "and" else _union
-            result = parts[0]
-            for part in parts[1:]:
-                result = join(result, part)
-            return result
+            return join(*(self._shapes[a] for a in node.args))
         if node.op == "where" and "kv_idx" not in node.args[0].leaves:
             return self._selection(*node.args)
         if node.op in ("lt", "le", "eq") and node.args[0].dtype == "int":
@@ -183,19 +178,6 @@ class _Shapes:
 
 def _plus(a: Node | None, b: Node, unknown: Node | None = None) -> Node | None:
     return unknown if a is None else build("add", a, b)
-
-
-def _chain(node: Node) -> list[Node]:
-    """The operands of a chain of `node`'s operator, from left to right."""
-    parts: list[Node] = []
-    stack = [node]
-    while stack:
-        top = stack.pop()
-        if top.op == node.op and "kv_idx" in top.leaves:
-            stack.extend(reversed(top.args))
-        else:
-            parts.append(top)
-    return list(dict.fromkeys(parts))
 
 
 def _tighter(op: str, a: Node | None, b: Node | None) -> Node | None:

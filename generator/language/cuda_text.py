@@ -56,6 +56,7 @@ class Statements:
         self._taken = set(_TAKEN.split()) | set(roots.values())
         self._counts: dict[str, int] = {}
         nodes = walk(*roots)
+        self._longest = "condition_" + "9" * len(str(2 * len(nodes)))
         uses = dict.fromkeys(nodes, 0)
         for node in nodes:
             for arg in node.args:
@@ -95,7 +96,7 @@ class Statements:
                 continue
             self._texts[node] = render_node(node, self._texts, self._prefix)
             # Any text must fit a line of its own, for it may have to become one.
-            room = COLUMNS - len(f"{INDENT}const {ctype(node)} {self._root_names.get(node, 'condition_99')} = ;")
+            room = COLUMNS - len(f"{INDENT}const {ctype(node)} {self._root_names.get(node, self._longest)} = ;")
             while len(self._texts[node][0]) > room and self._split(node):
                 pass
             if node is not root and node in self._shared:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
 
-from .node import Node, const, make
+from .node import Node, const, make, walk
 from .ops import INT64_MAX, INT64_MIN, PYTHON_FUNCTIONS
 
 TRUE, FALSE = const(True), const(False)
@@ -251,7 +250,7 @@ def _ne(a: Node, b: Node) -> Node | None:
 
 
 def _and(a: Node, b: Node) -> Node | None:
-    if FALSE in (a, b) or negate(a) is b:
+    if FALSE in (a, b) or _contradict(a, b):
         return FALSE
     if a is TRUE or a is b:
         return b
@@ -261,7 +260,7 @@ def _and(a: Node, b: Node) -> Node | None:
 
 
 def _or(a: Node, b: Node) -> Node | None:
-    if TRUE in (a, b) or negate(a) is b:
+    if TRUE in (a, b) or _contradict(a, b):
         return TRUE
     if a is FALSE or a is b:
         return b
@@ -283,33 +282,34 @@ def _not(a: Node) -> Node | None:
     return negate(a)
 
 
-_negated: WeakKeyDictionary[Node, Node] = WeakKeyDictionary()
-
-
 def negate(node: Node) -> Node:
     """The negation of a bool node, pushed down to its comparisons."""
-    found = _negated.get(node)
-    if found is not None:
-        return found
+    done: dict[Node, Node] = {}
+    for inner in walk(node):
+        if inner.op in ("and", "or") and inner.dtype == "bool":
+            a, b = (done[x] for x in inner.args)
+            done[inner] = make("or" if inner.op == "and" else "and", (a, b))
+        elif inner.dtype == "bool":
+            done[inner] = _opposite(inner)
+    return done[node]
+
+
+def _opposite(node: Node) -> Node:
+    """The negation of a bool node that is no `and` or `or`."""
     a = node.args
     if node.is_const:
-        result = const(not node.value)
-    elif node.op == "not":
-        result = a[0]
-    elif node.op == "and":
-        result = make("or", (negate(a[0]), negate(a[1])))
-    elif node.op == "or":
-        result = make("and", (negate(a[0]), negate(a[1])))
-    elif node.op == "eq":
-        result = make("ne", a)
-    elif node.op == "ne":
-        result = make("eq", a)
-    elif node.op in ("lt", "le") and a[0].dtype == "int":
-        result = make("le" if node.op == "lt" else "lt", (a[1], a[0]))
-    else:
-        result = make("not", (node,))
-    _negated[node] = result
-    return result
+        return const(not node.value)
+    if node.op == "not":
+        return a[0]
+    if node.op in ("eq", "ne"):
+        return make("ne" if node.op == "eq" else "eq", a)
+    if node.op in ("lt", "le") and a[0].dtype == "int":
+        return make("le" if node.op == "lt" else "lt", (a[1], a[0]))
+    return make("not", (node,))
+
+
+def _contradict(a: Node, b: Node) -> bool:
+    return a.op not in ("and", "or") and _opposite(a) is b
 
 
 def _where(c: Node, a: Node, b: Node) -> Node | None:
