@@ -89,6 +89,11 @@ class CudaBackend:
     def is_loaded(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> bool:
         return (spec, config, family.name, device) in self._kernels
 
+    def unload(self) -> None:
+        """Frees every kernel that was loaded; none may be running, or be part of a graph that will run again."""
+        while self._kernels:
+            driver.unload(self._kernels.popitem()[1].function)
+
     def kernel(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> CudaKernel:
         """The loaded kernel; compiled and loaded by the first caller, once per device. Any number of threads."""
         key = (spec, config, family.name, device)
