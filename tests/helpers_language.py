@@ -150,8 +150,13 @@ class MaskWriter:
             values = np.random.default_rng(self.random.randint(0, 99)).integers(0, 6, size=(40, 48)[:ndim])
             self.captured[name] = values.astype(dtype)
         indices = [self.random.choice(["b", "h", "q_idx", "kv_idx", None]) for _ in range(ndim)]
-        pairs = [(i, i) if i else self._int(depth - 2) for i in indices]
+        pairs = [(i, i) if i else self._index(depth - 2) for i in indices]
         return f"{name}[{', '.join(a for a, _ in pairs)}]", f"read({name}, {', '.join(x for _, x in pairs)})"
+
+    def _index(self, depth: int) -> tuple[str, str]:
+        """Any integer that is not below 0 for every key."""
+        a, x = self._int(depth)
+        return f"maximum({a}, kv_idx - 9)", f"maximum({x}, kv_idx - 9)"
 
 
 # ---- The CUDA text on the host ---------------------------------------------------------------

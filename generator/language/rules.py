@@ -55,7 +55,7 @@ def split_offset(node: Node) -> tuple[Node, int]:
     """(x, c) with node = x + c and c constant, the outermost constant of a sum."""
     if node.op in ("add", "sub") and node.dtype == "int":
         c = _int(node.args[1])
-        if c is not None:
+        if c is not None and c != INT64_MIN:
             return node.args[0], c if node.op == "add" else -c
     return node, 0
 
@@ -63,11 +63,14 @@ def split_offset(node: Node) -> tuple[Node, int]:
 def add_offset(node: Node, offset: int) -> Node:
     """node + offset, with one constant at the end."""
     base, c = split_offset(node)
+    if abs(offset + c) > INT64_MAX:
+        base, c = node, 0
     offset += c
-    if base.is_const:
-        return const(int(base.value) + offset)  # type: ignore[arg-type]
     if offset == 0:
         return base
+    folded = _fold("add", (base, const(offset))) if base.is_const else None
+    if folded is not None:
+        return folded
     return make("add", (base, const(offset))) if offset > 0 else make("sub", (base, const(-offset)))
 
 
@@ -77,7 +80,7 @@ def _add(a: Node, b: Node) -> Node | None:
     if a.is_const:
         a, b = b, a
     c = _int(b)
-    if c is not None:
+    if c is not None and c != INT64_MIN:
         return add_offset(a, c)
     if b.op == "neg":
         return build("sub", a, b.args[0])
@@ -94,7 +97,7 @@ def _sub(a: Node, b: Node) -> Node | None:
     if a.dtype == "fp32":
         return a if _is(b, 0.0) else None
     c = _int(b)
-    if c is not None:
+    if c is not None and c != INT64_MIN:
         return add_offset(a, -c)
     if a is b:
         return ZERO
@@ -116,9 +119,10 @@ def _sub(a: Node, b: Node) -> Node | None:
 def _hoist_offsets(op: str, a: Node, b: Node) -> Node | None:
     """(x + 1) - (y + 2) as (x - y) - 1: constants of a sum meet at its end."""
     (x, c), (y, d) = split_offset(a), split_offset(b)
-    if c == 0 and d == 0:
+    total = c + d if op == "add" else c - d
+    if (c == 0 and d == 0) or abs(total) > INT64_MAX:
         return None
-    return add_offset(build(op, x, y), c + d if op == "add" else c - d)
+    return add_offset(build(op, x, y), total)
 
 
 def _neg(a: Node) -> Node | None:
@@ -231,7 +235,7 @@ def _drop_offset(op: str, a: Node, b: Node) -> Node | None:
         return build("le", x, y)
     if op == "le" and d - c == -1:
         return build("lt", x, y)
-    if c and d and not y.is_const:
+    if c and d and not y.is_const and abs(d - c) <= INT64_MAX:
         return build(op, x, add_offset(y, d - c))
     return None
 
