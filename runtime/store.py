@@ -1,0 +1,236 @@
+"""Which config a call gets: the user's tuned records over the packaged ones, the nearest bucket, else the default.
+
+`resolve` looks at every record of the kernel family on the architecture and takes the best by, in this order:
+1. the class: the same spec; without its score function; without its mask too; the other 16-bit dtype; the latter
+   without mask and score;
+2. the device: this GPU; another GPU of the architecture, or the architecture as such;
+3. the distance of the bucket: the sum of |log2| ratios of seqlen_q, seqlen_k and batch * nheads, in octaves, plus
+   `STALE_OCTAVES` for a record of other templates, NVRTC or driver and `PREDICTED_OCTAVES` for a predicted one;
+4. the user's file before the packaged one.
+A record whose config the family no longer accepts is passed over.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..generator.arch import Arch
+from ..generator.errors import FlashsmithError
+from ..generator.families import families_for
+from ..generator.families.base import Family, KernelConfig
+from ..generator.spec import AttentionSpec, ProblemShape
+from .store_files import PACKAGED, files_of, forget, gpu_slug, read_file, save_records, tuned_path, user_root, warn_once
+from .store_schema import ANY_GPU, DeviceIdentity, Provenance, Record, SpecClass, Timing
+
+__all__ = [
+    "ANY_GPU",
+    "PACKAGED",
+    "DeviceIdentity",
+    "Provenance",
+    "Record",
+    "Resolution",
+    "SpecClass",
+    "Timing",
+    "bucket_distance",
+    "forget",
+    "gpu_slug",
+    "nearest_records",
+    "read_file",
+    "resolve",
+    "same_bucket",
+    "save_records",
+    "stale_reason",
+    "tuned_path",
+    "user_root",
+]
+
+Source = Literal["user", "packaged", "nearest", "default"]
+
+#: A call belongs to a bucket if each of its three sizes is within this factor of two of the bucket's.
+BUCKET_OCTAVES = 0.5
+STALE_OCTAVES = 0.5
+PREDICTED_OCTAVES = 1.0
+_OTHER_DTYPE = {"bf16": "fp16", "fp16": "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The config of a call, where it comes from, the record behind it (None for the default), and a note for people.
+
+    `stale` says that the record was made by other templates, NVRTC or driver, or on another GPU: a good start for a
+    search, not a proven winner.
+    """
+
+    config: KernelConfig
+    source: Source
+    record: Record | None = None
+    note: str = ""
+    stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    rank: tuple[int, int, float, int]
+    record: Record
+    path: Path
+    stale: str
+    source: Literal["user", "packaged"]
+
+    @property
+    def exact(self) -> bool:
+        return self.rank[0] == 0
+
+
+def resolve(
+    spec: AttentionSpec,
+    arch: Arch,
+    device_name: str | None,
+    shape: ProblemShape,
+    family: Family | None = None,
+    *,
+    current: Provenance | None = None,
+    user: Path | None = None,
+    packaged: Path | None = None,
+) -> Resolution:
+    """The config for one call of `spec` at `shape` on `arch`.
+
+    `device_name` is the GPU's name, None for none in particular. `current` is compared with each record's provenance;
+    by default its generator digest alone. `user` and `packaged` replace the two root directories. Raises
+    UnsupportedError where no family does the spec.
+    """
+    family = family if family is not None else families_for(spec, arch)[0]
+    candidates = nearest_records(spec, arch, device_name, shape, family, current=current, user=user, packaged=packaged)
+    for candidate in candidates:
+        config = _valid_config(candidate, spec, arch, family)
+        if config is not None:
+            return _resolution(candidate, config, spec, shape, device_name)
+    config = family.default_config(spec, arch)
+    note = f"No tuned config for {spec} on {device_name or arch}; the default of {family.name} is used."
+    warn_once(f"{note} `flashsmith tune` finds a faster one.", level=logging.INFO)
+    return Resolution(config, "default", None, note)
+
+
+def nearest_records(
+    spec: AttentionSpec,
+    arch: Arch,
+    device_name: str | None,
+    shape: ProblemShape,
+    family: Family,
+    *,
+    current: Provenance | None = None,
+    user: Path | None = None,
+    packaged: Path | None = None,
+) -> list[_Candidate]:
+    """Every record that could serve, best first; also the search's seeds."""
+    current = current if current is not None else _current_provenance()
+    levels = {key: level for level, key in reversed(list(enumerate(_class_levels(SpecClass.of(spec)))))}
+    found: list[_Candidate] = []
+    for order, source, path in _files(arch, family, user, packaged):
+        device_level = _device_level(path.parent.name, device_name)
+        for record in read_file(path).records:
+            level = levels.get(record.spec_class)
+            if level is None:
+                continue
+            stale = stale_reason(record, current)
+            penalty = STALE_OCTAVES * bool(stale) + PREDICTED_OCTAVES * (record.status == "predicted")
+            rank = (level, device_level, bucket_distance(record.bucket, shape) + penalty, order)
+            found.append(_Candidate(rank, record, path, stale, source))
+    return sorted(found, key=lambda candidate: candidate.rank)
+
+
+def bucket_distance(one: ProblemShape, other: ProblemShape) -> float:
+    """How far two shapes are apart: the sum of |log2| ratios of seqlen_q, seqlen_k and batch * nheads."""
+    return sum(_octaves(one, other))
+
+
+def same_bucket(one: ProblemShape, other: ProblemShape) -> bool:
+    """Whether two shapes are within `BUCKET_OCTAVES` of each other in each size."""
+    return max(_octaves(one, other)) <= BUCKET_OCTAVES
+
+
+def stale_reason(record: Record, current: Provenance) -> str:
+    """What differs between the record's making and `current`, "" if nothing that both know."""
+    pairs = (
+        ("templates or generator", record.provenance.generator, current.generator),
+        ("NVRTC", record.provenance.nvrtc, current.nvrtc),
+        ("driver", record.provenance.driver, current.driver),
+    )
+    return ", ".join(f"other {name}" for name, old, new in pairs if old and new and old != new)
+
+
+def _octaves(one: ProblemShape, other: ProblemShape) -> tuple[float, float, float]:
+    pairs = (
+        (one.seqlen_q, other.seqlen_q),
+        (one.seqlen_k, other.seqlen_k),
+        (one.batch * one.nheads, other.batch * other.nheads),
+    )
+    first, second, third = (abs(math.log2(max(a, 1) / max(b, 1))) for a, b in pairs)
+    return first, second, third
+
+
+def _class_levels(key: SpecClass) -> Iterator[SpecClass]:
+    """The class itself, then the ones that may stand in for it, best first."""
+    for dtype in (key.dtype, _OTHER_DTYPE.get(key.dtype, key.dtype)):
+        for mask, score in ((key.mask, key.score), (key.mask, ""), ("", "")):
+            yield SpecClass(key.op, dtype, key.head_dim, key.head_dim_v, mask, score, key.gqa_ratio)
+
+
+def _device_level(slug: str, device_name: str | None) -> int:
+    return 0 if slug == gpu_slug(device_name or "") else 1
+
+
+def _files(
+    arch: Arch, family: Family, user: Path | None, packaged: Path | None
+) -> Iterator[tuple[int, Literal["user", "packaged"], Path]]:
+    for path in files_of(user if user is not None else user_root(), arch.name, family.name):
+        yield 0, "user", path
+    for path in files_of(packaged if packaged is not None else PACKAGED, arch.name, family.name):
+        yield 1, "packaged", path
+
+
+def _current_provenance() -> Provenance:
+    from ..generator.rendering import generator_digest
+
+    return Provenance(generator=generator_digest()[:16], flashsmith="")
+
+
+def _valid_config(candidate: _Candidate, spec: AttentionSpec, arch: Arch, family: Family) -> KernelConfig | None:
+    """The record's config if the family accepts it for this very spec; a refused one is logged once."""
+    try:
+        config = family.config_type.from_dict(candidate.record.config)
+        family.check(spec, config, arch)
+    except (FlashsmithError, ArithmeticError) as error:
+        if candidate.exact:
+            warn_once(f"Ignored a record of {candidate.path}: {error or type(error).__name__}")
+        return None
+    return config
+
+
+def _resolution(
+    candidate: _Candidate, config: KernelConfig, spec: AttentionSpec, shape: ProblemShape, device_name: str | None
+) -> Resolution:
+    record = candidate.record
+    notes = []
+    if record.status == "predicted":
+        notes.append("predicted by the cost model, not measured")
+    if candidate.stale:
+        notes.append(f"made with {candidate.stale}: tune again to confirm it")
+    if candidate.rank[1] and device_name:
+        notes.append(f"tuned for {record.device.name}")
+    hit = candidate.exact and candidate.rank[1] == 0 and same_bucket(record.bucket, shape)
+    if not candidate.exact:
+        notes.append(f"tuned for {record.problem or 'another class'}")
+    if not same_bucket(record.bucket, shape):
+        notes.append(f"tuned at {record.bucket}")
+    note = "; ".join(notes)
+    source: Source = candidate.source if hit else "nearest"
+    if not hit:
+        message = f"{spec} at {shape}: nearest tuned config of {candidate.path} is used ({note})."
+        warn_once(message, level=logging.INFO)
+    stale = bool(candidate.stale) or bool(candidate.rank[1])
+    return Resolution(config, source, record, note, stale)

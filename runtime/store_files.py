@@ -1,0 +1,255 @@
+"""Tuned-config files on disk: where they are, reading them fast and safely, and writing them whole.
+
+Packaged files lie in `flashsmith/tuned_configs/`, the user's in `FLASHSMITH_CONFIG_DIR`; both as
+`<arch>/<gpu>/<family>.yaml`. Parsing YAML costs milliseconds, so the plain data of a file is kept as JSON in the cache
+directory under the hash of the file's bytes: another text is another entry, never a stale one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..generator.errors import StoreError
+from . import private_folder, variables
+from .store_schema import ANY_GPU, SCHEMA_VERSION, DeviceIdentity, Record, record_from_dict
+from .store_yaml import MAX_BYTES, dump_yaml, parse_yaml
+
+logger = logging.getLogger("flashsmith.store")
+
+LOCK_SECONDS = 30.0
+#: Folder of the JSON copies below the cache directory.
+_COPIES = "tuned-v1"
+PACKAGED = Path(__file__).resolve().parent.parent / "tuned_configs"
+_COMMENT = (
+    "flashsmith: tuned configs of {family} on {gpu} ({arch}).\n"
+    "Written by `flashsmith tune`; meant to be read, reviewed and shared. Times are milliseconds of one call."
+)
+#: (path) -> (identity of the file's content on disk, what was read). Guarded by the GIL: entries are replaced whole.
+_loaded: dict[Path, tuple[tuple[int, int, int], TunedFile]] = {}
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class TunedFile:
+    """What one file said: its good records, and one message for each thing that was ignored."""
+
+    path: Path
+    records: tuple[Record, ...]
+    problems: tuple[str, ...] = ()
+    usable: bool = True
+
+
+def gpu_slug(name: str) -> str:
+    """The directory name of a GPU model: "NVIDIA H200" -> "nvidia-h200"; "" and None mean no particular GPU."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:64]
+    return slug or ANY_GPU
+
+
+def user_root() -> Path:
+    """The directory of the user's own tuned configs."""
+    return Path(variables.config_dir())
+
+
+def tuned_path(root: Path, arch: str, gpu: str, family: str) -> Path:
+    """The file that holds the winners of `family` on the GPU called `gpu` (its name or its slug)."""
+    return root / arch / gpu_slug(gpu) / f"{family}.yaml"
+
+
+def files_of(root: Path, arch: str, family: str) -> tuple[Path, ...]:
+    """Every existing file of `family` for `arch` under `root`, sorted by GPU."""
+    try:
+        with os.scandir(root / arch) as entries:
+            found = sorted(entry.name for entry in entries)
+    except OSError:
+        return ()
+    paths = (root / arch / name / f"{family}.yaml" for name in found)
+    return tuple(path for path in paths if path.is_file())
+
+
+def read_file(path: Path) -> TunedFile:
+    """What `path` says. Never raises for bad content: that is ignored, named in `problems` and logged once."""
+    try:
+        status = os.stat(path)
+        identity = (status.st_mtime_ns, status.st_size, status.st_ino)
+        known = _loaded.get(path)
+        if known is not None and known[0] == identity:
+            return known[1]
+        with open(path, "rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+        result = _interpret(path, _plain_data(raw, where=str(path)))
+    except FileNotFoundError:
+        return TunedFile(path, ())
+    except (OSError, StoreError) as error:
+        result = TunedFile(path, (), (f"{error}",), usable=False)
+        identity = identity if not isinstance(error, OSError) else (0, 0, 0)
+    _loaded[path] = (identity, result)
+    if result.problems:
+        more = f" ({len(result.problems) - 1} more like it)" if len(result.problems) > 1 else ""
+        warn_once(
+            f"Ignored part of {path}: {result.problems[0]}{more}"
+            if result.usable
+            else f"Ignored {path}: {result.problems[0]}"
+        )
+    return result
+
+
+def forget() -> None:
+    """Drops what this process remembers of files and of messages already logged."""
+    _loaded.clear()
+    _warned.clear()
+
+
+def warn_once(message: str, *, level: int = logging.WARNING) -> None:
+    """Logs `message` the first time this process meets it."""
+    if message not in _warned:
+        _warned.add(message)
+        logger.log(level, "%s", message)
+
+
+def save_records(records: Iterable[Record], *, arch: str, family: str, gpu: str = "", root: Path | None = None) -> Path:
+    """The path of the file that now holds `records` beside the ones it held; equal (class, bucket) are replaced.
+
+    A "predicted" record never replaces a "measured" one. The file is replaced whole under a lock; one that cannot be
+    read is set aside as `<name>.rejected-<n>`. Raises StoreError where the directory cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    fresh = [record_from_dict(record.to_dict(), where="new record") for record in records]
+    path = tuned_path(root if root is not None else user_root(), arch, gpu, family)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock", timeout=LOCK_SECONDS):
+            merged = _merge(_existing(path), fresh)
+            _write_atomically(path, _text_of(merged, arch=arch, gpu=gpu_slug(gpu), family=family))
+    except Timeout:
+        raise StoreError(
+            f"{path} was locked by another process for {LOCK_SECONDS:.0f} s."
+            " Wait for it, or remove the .lock file if that process is gone."
+        ) from None
+    except OSError as error:
+        raise StoreError(
+            f"Tuned configs cannot be written to {path}: {error.strerror or error}."
+            " Point FLASHSMITH_CONFIG_DIR at a writable directory."
+        ) from None
+    _loaded.pop(path, None)
+    return path
+
+
+def device_of(records: Iterable[Record]) -> DeviceIdentity | None:
+    """The device of the first record, or None."""
+    return next((record.device for record in records), None)
+
+
+def _interpret(path: Path, data: Any) -> TunedFile:
+    if not isinstance(data, Mapping):
+        raise StoreError(f"a tuned-config file must be a map with schema and records, but got {type(data).__name__}.")
+    if type(data.get("schema")) is not int or data["schema"] != SCHEMA_VERSION:
+        raise StoreError(
+            f"the schema must be {SCHEMA_VERSION}, but got {data.get('schema')!r}."
+            " Tune again, or use the flashsmith version that wrote it."
+        )
+    unknown = sorted(set(data) - {"schema", "family", "arch", "gpu", "records"})
+    if unknown:
+        raise StoreError(f"unknown keys: {', '.join(unknown)}. Known: schema, family, arch, gpu, records.")
+    if data.get("family") != path.stem or data.get("arch") != path.parent.parent.name:
+        raise StoreError(
+            f"family {data.get('family')!r} and arch {data.get('arch')!r} must be those of the path."
+            " Move the file to <arch>/<gpu>/<family>.yaml."
+        )
+    entries = data.get("records")
+    if not isinstance(entries, list):
+        raise StoreError("records must be a list.")
+    records: list[Record] = []
+    problems: list[str] = []
+    for index, entry in enumerate(entries):
+        try:
+            records.append(record_from_dict(entry, where=f"record {index}"))
+        except StoreError as error:
+            problems.append(str(error))
+    return TunedFile(path, tuple(records), tuple(problems))
+
+
+def _plain_data(raw: bytes, *, where: str) -> Any:
+    """The parsed YAML, from the JSON copy in the cache directory if there is one for these very bytes."""
+    copy = Path(variables.cache_dir()) / _COPIES / f"{hashlib.sha256(raw).hexdigest()[:40]}.json"
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if private_folder.folder_problem(copy.parent) is None:
+            return json.loads(private_folder.read_trusted(copy, limit=2 * MAX_BYTES))
+    data = parse_yaml(raw, where=where)
+    with contextlib.suppress(OSError):
+        private_folder.make_private(copy.parent.parent)
+        if private_folder.folder_problem(copy.parent.parent, shared=True) is None:
+            private_folder.make_private(copy.parent)
+            if private_folder.folder_problem(copy.parent) is None:
+                _write_atomically(copy, json.dumps(data, separators=(",", ":")), mode=0o600)
+    return data
+
+
+def _existing(path: Path) -> tuple[Record, ...]:
+    """The records of `path`; an unreadable or partly unreadable file is first copied aside, so that nothing is lost."""
+    _loaded.pop(path, None)
+    if not path.exists():
+        return ()
+    current = read_file(path)
+    if current.problems:
+        aside = next(_free_names(path))
+        os.link(path, aside)
+        logger.warning(
+            "%s could not be read in full (%s); its old text is kept as %s.", path, current.problems[0], aside.name
+        )
+    return current.records
+
+
+def _free_names(path: Path) -> Iterator[Path]:
+    for number in range(1, 10_000):
+        candidate = path.with_name(f"{path.name}.rejected-{number}")
+        if not candidate.exists():
+            yield candidate
+    raise StoreError(f"Too many rejected copies beside {path}. Remove them.")
+
+
+def _merge(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:
+    merged = {record.key: record for record in old}
+    for record in new:
+        known = merged.get(record.key)
+        if known is not None and known.status == "measured" and record.status == "predicted":
+            logger.warning("Kept the measured record of %s; the predicted one was not stored.", known.problem)
+            continue
+        merged[record.key] = record
+    return [merged[key] for key in sorted(merged)]
+
+
+def _text_of(records: Iterable[Record], *, arch: str, gpu: str, family: str) -> str:
+    data = {
+        "schema": SCHEMA_VERSION,
+        "family": family,
+        "arch": arch,
+        "gpu": gpu,
+        "records": [record.to_dict() for record in records],
+    }
+    return dump_yaml(data, comment=_COMMENT.format(family=family, gpu=gpu, arch=arch))
+
+
+def _write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:40]}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import yaml
+from helpers_tune import SHAPE, SPACE, record
+
+from flashsmith.generator.errors import StoreError
+from flashsmith.runtime import store_files
+from flashsmith.runtime.store_files import forget, gpu_slug, read_file, save_records, tuned_path
+from flashsmith.runtime.store_schema import record_from_dict
+
+PLACE = {"arch": "sm_90", "family": "forward_sm80", "gpu": "NVIDIA H200"}
+
+
+@pytest.fixture(autouse=True)
+def clean_slate(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    forget()
+    yield
+    forget()
+
+
+def write(tmp_path, change=lambda data: data, *, raw=None):
+    """A saved file whose plain data went through `change`."""
+    path = save_records([record()], root=tmp_path, **PLACE)
+    if raw is None:
+        data = yaml.safe_load(path.read_text())
+        data = change(data) or data
+        raw = yaml.safe_dump(data).encode()
+    path.write_bytes(raw)
+    forget()
+    return path
+
+
+def test_a_record_round_trips_through_yaml(tmp_path):
+    path = save_records([record()], root=tmp_path, **PLACE)
+    assert path == tmp_path / "sm_90" / "nvidia-h200" / "forward_sm80.yaml"
+    assert read_file(path).records == (record(),)
+    assert read_file(path).problems == ()
+
+
+def test_optional_parts_may_be_missing(tmp_path):
+    bare = record(values=None, baseline=None, ties=(), tie_rule="")
+    assert read_file(save_records([bare], root=tmp_path, **PLACE)).records == (bare,)
+
+
+def test_other_records_are_kept_and_equal_keys_replaced(tmp_path):
+    longer = replace(SHAPE, seqlen_q=8192, seqlen_k=8192)
+    save_records([record(), record(shape=longer)], root=tmp_path, **PLACE)
+    path = save_records([record(SPACE[5])], root=tmp_path, **PLACE)
+    kept = read_file(path).records
+    assert [r.bucket for r in kept] == [SHAPE, longer]
+    assert kept[0].config == SPACE[5].to_dict()
+
+
+def test_a_prediction_does_not_replace_a_measurement(tmp_path, caplog):
+    save_records([record()], root=tmp_path, **PLACE)
+    path = save_records([record(SPACE[5], status="predicted")], root=tmp_path, **PLACE)
+    assert read_file(path).records == (record(),)
+    assert "Kept the measured record" in caplog.text
+    path = save_records([record(SPACE[5])], root=tmp_path, **PLACE)
+    assert read_file(path).records[0].config == SPACE[5].to_dict()
+
+
+def test_the_file_is_for_people(tmp_path):
+    text = save_records([record()], root=tmp_path, **PLACE).read_text()
+    assert text.startswith("# flashsmith: tuned configs of forward_sm80 on nvidia-h200 (sm_90).")
+    assert "  config: {B_r: 128, B_c: 48" in text
+    assert max(map(len, text.splitlines())) <= 150
+    assert "  device: {name: Test GPU, cc: '9.0', sm_count: 132" in text
+
+
+def test_equal_records_give_equal_bytes(tmp_path):
+    pair = [record(), record(shape=replace(SHAPE, batch=1))]
+    first = save_records(pair, root=tmp_path / "a", **PLACE).read_bytes()
+    assert first == save_records(reversed(pair), root=tmp_path / "b", **PLACE).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.update(schema=2), "schema must be 1"),
+        (lambda d: d.update(schema="1"), "schema must be 1"),
+        (lambda d: d.update(schema=True), "schema must be 1"),
+        (lambda d: d.pop("schema") and None, "schema must be 1"),
+        (lambda d: d.update(extra=1), "unknown keys: extra"),
+        (lambda d: d.update(family="other"), "must be those of the path"),
+        (lambda d: d.update(arch="sm_80"), "must be those of the path"),
+        (lambda d: d.update(records={}), "records must be a list"),
+        (lambda d: [1], "must be a map"),
+    ],
+)
+def test_a_wrong_file_is_ignored_with_one_warning(tmp_path, caplog, change, words):
+    path = write(tmp_path, change)
+    assert read_file(path).records == ()
+    assert read_file(path).records == ()
+    assert not read_file(path).usable
+    assert words in caplog.text
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: r.pop("config"), "lacks the key 'config'"),
+        (lambda r: r.update(surprise=1), "unknown keys: surprise"),
+        (lambda r: r.update(status="guessed"), "status must be one of"),
+        (lambda r: r.update(config=[]), "config must be a map"),
+        (lambda r: r["config"].update(B_r=1.5), "B_r must be an integer, boolean or string"),
+        (lambda r: r["config"].update(B_r=None), "B_r must be an integer, boolean or string"),
+        (lambda r: r["bucket"].update(batch=-1), "batch must be an integer >= 0"),
+        (lambda r: r["bucket"].update(batch="4"), "batch must be an integer >= 0"),
+        (lambda r: r["bucket"].update(more=1), "bucket"),
+        (lambda r: r.update(bucket=3), "bucket must be a map"),
+        (lambda r: r["time"].update(median_ms=0), "median_ms must be a number > 0"),
+        (lambda r: r["time"].update(median_ms="1"), "median_ms must be a number > 0"),
+        (lambda r: r["time"].update(n=True), "n must be an integer"),
+        (lambda r: r["class"].update(head_dim=-16), "head_dim must be an integer >= 1"),
+        (lambda r: r["class"].update(mask=7), "mask must be a string"),
+        (lambda r: r["device"].update(cc=[9]), "cc must be a string"),
+        (lambda r: r["device"].update(cc="9"), "cc must be two numbers"),
+        (lambda r: r.update(ties=5), "ties must be a list"),
+        (lambda r: r.update(values=[1]), "values must be a map of numbers"),
+        (lambda r: r.update(baseline={"name": "x"}), "lacks the key 'median_ms'"),
+        (lambda r: r.update(problem="x" * 3000), "at most 2000 characters"),
+        (lambda r: r["provenance"].pop("generator"), "lacks the key 'generator'"),
+    ],
+)
+def test_a_wrong_record_is_ignored_and_its_neighbours_are_not(tmp_path, caplog, change, words):
+    def both(data):
+        good = json.loads(json.dumps(data["records"][0]))
+        change(data["records"][0])
+        data["records"].append(good)
+
+    path = write(tmp_path, both)
+    assert read_file(path).records == (record(),)
+    assert words in caplog.text
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("raw", [b"", b"schema: 1\nrecords: [", b"\xff", b"a: &a [*a]", b"!!python/name:os.system"])
+def test_a_damaged_file_is_ignored_with_one_warning(tmp_path, caplog, raw):
+    path = write(tmp_path, raw=raw)
+    assert read_file(path).records == ()
+    assert read_file(path).records == ()
+    assert len(caplog.records) == 1
+
+
+def test_a_missing_file_is_no_problem(tmp_path, caplog):
+    assert read_file(tmp_path / "none.yaml").problems == ()
+    assert caplog.records == []
+
+
+def test_saving_over_a_damaged_file_keeps_its_text_aside(tmp_path, caplog):
+    path = write(tmp_path, raw=b"schema: 1\nrecords: [")
+    save_records([record()], root=tmp_path, **PLACE)
+    assert read_file(path).records == (record(),)
+    assert path.with_name("forward_sm80.yaml.rejected-1").read_bytes() == b"schema: 1\nrecords: ["
+    assert "its old text is kept" in caplog.text
+
+
+def test_nothing_half_is_left_when_writing_fails(tmp_path, monkeypatch):
+    path = save_records([record()], root=tmp_path, **PLACE)
+    before = path.read_bytes()
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store_files.os, "fsync", fail)
+    with pytest.raises(StoreError, match=r"No space left.*FLASHSMITH_CONFIG_DIR"):
+        save_records([record(SPACE[5])], root=tmp_path, **PLACE)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir() if p.suffix == ".tmp"] == []
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="FLASHSMITH_CONFIG_DIR"):
+        save_records([record()], root=tmp_path / "file", **PLACE)
+
+
+def test_an_edited_file_is_read_anew(tmp_path):
+    path = save_records([record()], root=tmp_path, **PLACE)
+    assert read_file(path).records[0].config == record().config
+    path.write_text(path.read_text().replace("B_c: 48", "B_c: 64"))
+    assert read_file(path).records[0].config["B_c"] == 64
+
+
+def test_the_parsed_copy_spares_the_yaml_parser(tmp_path, monkeypatch):
+    path = save_records([record()], root=tmp_path, **PLACE)
+    read_file(path)
+    forget()
+    monkeypatch.setattr(store_files, "parse_yaml", lambda *a, **k: pytest.fail("parsed again"))
+    assert read_file(path).records == (record(),)
+    copies = list((tmp_path / "cache").rglob("*.json"))
+    assert len(copies) == 1
+    assert stat.S_IMODE(copies[0].stat().st_mode) == 0o600
+    assert stat.S_IMODE(copies[0].parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("planted", [b"", b"{", b'{"schema": 1}', b"[]", b"\x00\xff"])
+def test_a_damaged_copy_costs_a_parse_at_most(tmp_path, planted, caplog):
+    path = save_records([record()], root=tmp_path, **PLACE)
+    read_file(path)
+    forget()
+    copy = next((tmp_path / "cache").rglob("*.json"))
+    copy.write_bytes(planted)
+    found = read_file(path)
+    # What a copy says is checked like the file itself: nothing but records comes of it.
+    assert found.records in ((record(),), ())
+
+
+def test_a_copy_others_may_write_is_not_read(tmp_path):
+    path = save_records([record()], root=tmp_path, **PLACE)
+    read_file(path)
+    copy = next((tmp_path / "cache").rglob("*.json"))
+    data = json.loads(copy.read_text())
+    data["records"][0]["config"]["B_c"] = 32
+    copy.write_text(json.dumps(data))
+    for target, mode in ((copy, 0o666), (copy.parent, 0o777)):
+        before = stat.S_IMODE(target.stat().st_mode)
+        target.chmod(mode)
+        forget()
+        assert read_file(path).records == (record(),)
+        if target is copy and not copy.exists():
+            break
+        target.chmod(before)
+
+
+def test_a_cache_that_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
+    (tmp_path / "nofolder").write_text("")
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path / "nofolder" / "x"))
+    path = save_records([record()], root=tmp_path, **PLACE)
+    assert read_file(path).records == (record(),)
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [("NVIDIA H200", "nvidia-h200"), ("", "any"), ("../../etc", "etc"), ("A" * 300, "a" * 64), ("ü/\\", "any")],
+)
+def test_a_gpu_name_makes_a_safe_folder_name(name, slug, tmp_path):
+    assert gpu_slug(name) == slug
+    assert tuned_path(tmp_path, "sm_90", name, "f").parent.parent == tmp_path / "sm_90"
+
+
+def test_processes_that_save_at_once_lose_nothing(tmp_path):
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        "from dataclasses import replace\n"
+        "from pathlib import Path\n"
+        "from flashsmith.runtime.store_files import save_records\n"
+        "from helpers_tune import SHAPE, record\n"
+        "number = int(sys.argv[1])\n"
+        "for length in range(4):\n"
+        "    shape = replace(SHAPE, batch=1 + number, seqlen_q=1 + length)\n"
+        f"    save_records([record(shape=shape)], root=Path({str(tmp_path)!r}), **{PLACE!r})\n"
+    )
+    children = [subprocess.Popen([sys.executable, "-c", code, str(number)]) for number in range(4)]
+    assert [child.wait(timeout=120) for child in children] == [0] * 4
+    assert len(read_file(tuned_path(tmp_path, "sm_90", "NVIDIA H200", "forward_sm80")).records) == 16
+
+
+def test_reading_a_record_checks_it_as_the_file_is_checked():
+    with pytest.raises(StoreError, match="must be a map"):
+        record_from_dict("x", where="here")
+    assert record_from_dict(record().to_dict(), where="here") == record()
+
+
+def test_a_long_file_reads_fast(tmp_path):
+    import time
+
+    shapes = [replace(SHAPE, batch=1 + number) for number in range(60)]
+    path = save_records([record(shape=shape) for shape in shapes], root=tmp_path, **PLACE)
+    read_file(path)
+    forget()
+    started = time.perf_counter()
+    assert len(read_file(path).records) == 60
+    # 1.5 ms on a quiet machine; parsing the YAML would take ten times that.
+    assert time.perf_counter() - started < 0.05
+    assert logging.getLogger("flashsmith.store").name
+    assert os.path.exists(path)
