@@ -1,0 +1,105 @@
+"""From a decision to the record that goes into YAML."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...generator.errors import MissingComponentError
+from ...generator.families.base import KernelConfig
+from ...generator.spec import AttentionSpec, ProblemShape
+from ..store_schema import DeviceIdentity, Provenance, Record, SpecClass, Timing
+from .request import TuneRequest
+from .tiles import TileCounter
+
+if TYPE_CHECKING:
+    from .bench_client import Final
+    from .cost_model import Estimate
+    from .finals import Decision
+    from .measured import Job
+
+DIGEST_CHARS = 16
+
+
+def current_provenance(*, driver: str = "") -> Provenance:
+    """What would make a number now: the generator's digest, flashsmith, NVRTC (if installed) and `driver`."""
+    from flashsmith import __version__
+
+    from ...generator.rendering import generator_digest
+    from ..compiler import current_compiler
+
+    try:
+        nvrtc = current_compiler().version
+    except MissingComponentError:
+        nvrtc = ""
+    return Provenance(generator=generator_digest()[:DIGEST_CHARS], flashsmith=__version__, nvrtc=nvrtc, driver=driver)
+
+
+def measured_record(job: Job, shape: ProblemShape, decision: Decision, final: Final, tiles: TileCounter) -> Record:
+    """The record of a measured and verified winner."""
+    winner = decision.winner
+    default = final.times.get(job.default)
+    return Record(
+        spec_class=SpecClass.of(job.spec),
+        bucket=shape,
+        config=winner.config.to_dict(),
+        status="measured",
+        time=_timing(job.spec, shape, tiles, winner.ms_median, winner.ms_spread, winner.n),
+        default_ms=(default.ms_median if default is not None else None) or 0.0,
+        device=job.identity.device,
+        provenance=job.provenance,
+        verified="cuda",
+        problem=str(job.spec),
+        values=scalar_values(job.request),
+        baseline=final.baseline,
+        ties=tuple(tie.config.to_dict() for tie in decision.ties),
+        tie_rule=decision.rule,
+    )
+
+
+def predicted_record(
+    request: TuneRequest,
+    spec: AttentionSpec,
+    shape: ProblemShape,
+    *,
+    config: KernelConfig,
+    guess: Estimate,
+    default_ms: float,
+    ties: tuple[KernelConfig, ...],
+    rule: str,
+    verified: str,
+    device: DeviceIdentity,
+    provenance: Provenance,
+    tiles: TileCounter,
+) -> Record:
+    """The record of a winner by the cost model."""
+    return Record(
+        spec_class=SpecClass.of(spec),
+        bucket=shape,
+        config=config.to_dict(),
+        status="predicted",
+        time=_timing(spec, shape, tiles, guess.ms, 0.0, 0),
+        default_ms=default_ms,
+        device=device,
+        provenance=provenance,
+        verified=verified,
+        problem=str(spec),
+        values=scalar_values(request),
+        ties=tuple(tie.to_dict() for tie in ties),
+        tie_rule=rule,
+    )
+
+
+def scalar_values(request: TuneRequest) -> dict[str, int | float] | None:
+    """The numbers that the mask and score captured (a window, a softcap), by slot name; None if there are none."""
+    problem = request.problem.traced()
+    values: dict[str, int | float] = {}
+    for traced in (problem.mask, problem.score):
+        if traced is not None:
+            values.update(zip((slot.name for slot in traced.graph.scalars), traced.scalars, strict=True))
+    return values or None
+
+
+def _timing(spec: AttentionSpec, shape: ProblemShape, tiles: TileCounter, ms: float, spread: float, n: int) -> Timing:
+    moved = 2 * (spec.head_dim + spec.head_dim_v) * shape.batch
+    moved *= shape.nheads * shape.seqlen_q + shape.nheads_k * shape.seqlen_k
+    return Timing(median_ms=ms, spread=spread, n=n, tflops=tiles.flops(spec) / ms / 1e9, gbps=moved / ms / 1e6)

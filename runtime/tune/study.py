@@ -1,0 +1,216 @@
+"""`tune(request)`: one problem, every bucket, measured on a GPU or predicted without one; winners go into YAML."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ...generator.families import families_for, family_named
+from ...generator.families.base import Family, KernelConfig
+from ...generator.spec import AttentionSpec
+from ..store import save_records
+from ..store_schema import ANY_GPU, Provenance
+from ..variables import cache_dir
+from .bench_client import Bench, Identity, WorkerBench
+from .compile_pool import CompilePool
+from .gpus import GpuModel, gpu_model
+from .log import TrialLog, unfinished_trials
+from .measured import Job, tune_bucket
+from .predicted import PredictJob, log_progress, predict
+from .prover import Prover
+from .records import current_provenance
+from .request import BucketResult, ProgressFunction, TuneRequest, TuneResult
+from .seeds import ESCAPE
+
+logger = logging.getLogger("flashsmith.tune")
+
+__all__ = ["tune"]
+
+
+def tune(request: TuneRequest, *, progress: ProgressFunction | None = None, bench: Bench | None = None) -> TuneResult:
+    """The winners of `request`, each already stored.
+
+    With `request.gpu` the candidates are timed there (or on `bench`); without, they are ranked by the cost model and
+    the leaders proved on the emulator. Raises TuneError where no candidate is right or nothing could be tried,
+    StoreError where the YAML cannot be written, and MissingComponentError where there is no compiler.
+    """
+    started = time.monotonic()
+    problem = request.problem.traced()
+    family = _family(request, problem.spec)
+    space = family.space(problem.spec, request.arch)
+    path = request.log if request.log is not None else _log_path(request, problem.spec, family)
+    with TrialLog(path) as log:
+        run = _measure if request.gpu or bench is not None else _predict
+        return run(request, problem.spec, family, space, log, progress, bench, started)
+
+
+def _measure(
+    request: TuneRequest,
+    spec: AttentionSpec,
+    family: Family,
+    space: tuple[KernelConfig, ...],
+    log: TrialLog,
+    progress: ProgressFunction | None,
+    bench: Bench | None,
+    started: float,
+) -> TuneResult:
+    the_bench = bench if bench is not None else WorkerBench(request, family)
+    pool = CompilePool(spec, request.arch, family, jobs=request.num_jobs)
+    try:
+        identity = the_bench.identity()
+        provenance = current_provenance(driver=identity.driver)
+        job = Job(
+            request,
+            spec,
+            family,
+            space,
+            pool,
+            the_bench,
+            log,
+            identity,
+            provenance,
+            _model_of(request, identity),
+            log_progress(progress),
+        )
+        buckets, saved = _measure_buckets(job, provenance, started)
+    finally:
+        the_bench.close()
+        pool.close()
+    trials = [trial for bucket in buckets for trial in bucket.trials]
+    return TuneResult(
+        buckets=tuple(buckets),
+        path=saved,
+        log=log.path,
+        space=len(space),
+        compiled=len(pool.results),
+        status="measured",
+        seconds=time.monotonic() - started,
+        outcomes=dict(Counter(trial.outcome for trial in trials)),
+        notes=(identity.load,) if identity.load else (),
+    )
+
+
+def _measure_buckets(job: Job, provenance: Provenance, started: float) -> tuple[list[BucketResult], Path | None]:
+    request = job.request
+    session = _session(request, job.spec, job.family, provenance, job.identity)
+    resumable = {
+        shape: unfinished_trials(job.log.path, session, shape) if request.resume else [] for shape in request.shapes
+    }
+    job.log.write({"kind": "session", **session})
+    buckets: list[BucketResult] = []
+    saved: Path | None = None
+    for number, shape in enumerate(request.shapes):
+        resumed = resumable[shape]
+        for trial in resumed:
+            job.log.write(trial.to_dict())
+            if trial.outcome in ("crash", "timeout", "wrong"):
+                job.poisoned[job.family.config_type.from_dict(trial.config)] = trial.outcome
+        if resumed:
+            logger.info("Resumed %d trials of %s from %s.", len(resumed), shape, job.log.path)
+        remaining = started + request.budget_s - time.monotonic()
+        deadline = time.monotonic() + max(0.0, remaining) / (len(request.shapes) - number)
+        earlier = [bucket.config for bucket in reversed(buckets)]
+        result = tune_bucket(job, shape, earlier=earlier, resumed=resumed, deadline=deadline)
+        buckets.append(result)
+        saved = save_records(
+            [result.record],
+            arch=request.arch.name,
+            family=job.family.name,
+            gpu=job.identity.device.name,
+            root=request.root,
+        )
+    return buckets, saved
+
+
+def _predict(
+    request: TuneRequest,
+    spec: AttentionSpec,
+    family: Family,
+    space: tuple[KernelConfig, ...],
+    log: TrialLog,
+    progress: ProgressFunction | None,
+    bench: Bench | None,
+    started: float,
+) -> TuneResult:
+    del bench
+    provenance = current_provenance()
+    prover = Prover(request.problem, request.arch, family)
+    with CompilePool(spec, request.arch, family, jobs=request.num_jobs, run_here=False) as pool:
+        try:
+            job = PredictJob(
+                request,
+                spec,
+                family,
+                space,
+                pool,
+                prover,
+                log,
+                gpu_model(request.arch, request.gpu_name),
+                provenance,
+                log_progress(progress),
+            )
+            log.write({"kind": "session", **_session(request, spec, family, provenance, None)})
+            buckets, outcomes = predict(job)
+        finally:
+            prover.close()
+        compiled = len(pool.results)
+    saved = save_records(
+        [bucket.record for bucket in buckets],
+        arch=request.arch.name,
+        family=family.name,
+        gpu=request.gpu_name or ANY_GPU,
+        root=request.root,
+    )
+    note = (
+        f"compiled {compiled} of {len(space)} valid configs: the best by the cost model, the default, and"
+        f" {ESCAPE} at random"
+    )
+    return TuneResult(
+        buckets=tuple(buckets),
+        path=saved,
+        log=log.path,
+        space=len(space),
+        compiled=compiled,
+        status="predicted",
+        seconds=time.monotonic() - started,
+        outcomes=outcomes,
+        notes=(note,) if compiled < len(space) else (),
+    )
+
+
+def _family(request: TuneRequest, spec: AttentionSpec) -> Family:
+    if request.family is None:
+        return families_for(spec, request.arch)[0]
+    return family_named(request.family)
+
+
+def _model_of(request: TuneRequest, identity: Identity) -> GpuModel:
+    """The cost model's GPU: the typical one of the architecture with this one's SMs and clock."""
+    typical = gpu_model(request.arch)
+    device = identity.device
+    clock = device.sm_clock_khz / 1e6 or typical.clock_ghz
+    return GpuModel(
+        device.name, typical.arch, device.sm_count or typical.sm_count, clock, typical.memory_gbps, typical.rates
+    )
+
+
+def _session(
+    request: TuneRequest, spec: AttentionSpec, family: Family, provenance: Provenance, identity: Identity | None
+) -> dict[str, Any]:
+    """What must be equal for an interrupted run's trials to count in this one."""
+    return {
+        "problem": request.problem.to_dict() | {"window_size": list(request.problem.window_size)},
+        "spec": spec.digest,
+        "words": str(spec),
+        "arch": request.arch.name,
+        "family": family.name,
+        "provenance": provenance.to_dict(),
+        "device": identity.device.to_dict() if identity is not None else None,
+    }
+
+
+def _log_path(request: TuneRequest, spec: AttentionSpec, family: Family) -> Path:
+    return cache_dir() / "tune" / f"{family.name}-{request.arch}-{spec.dtype}-d{spec.head_dim}-{spec.digest[:12]}.jsonl"

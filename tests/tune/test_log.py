@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from helpers_tune import SHAPE, SPACE
+
+from flashsmith.generator.errors import TuneError
+from flashsmith.runtime.tune.log import Trial, TrialLog, read_rows, read_trials, unfinished_trials
+
+SESSION = {"spec": "abc", "arch": "sm_90", "device": {"cc": [9, 0]}}
+
+
+def trial(number, **changes):
+    values = {"outcome": "ok", "ms_median": 1.0 + number, "n": 9, "registers": 99, **changes}
+    return Trial(config=SPACE[number].to_dict(), shape=SHAPE, **values)
+
+
+def test_a_trial_round_trips_and_names_its_class():
+    one = trial(0, message="words", raced=True, spec="forward bf16 d64")
+    data = json.loads(json.dumps(one.to_dict()))
+    assert data["class"] == "ok"
+    assert Trial.from_dict(data) == one
+
+
+def test_lines_are_appended_and_read_back(tmp_path):
+    path = tmp_path / "deep" / "log.jsonl"
+    for number in range(2):
+        with TrialLog(path) as log:
+            log.write(trial(number).to_dict())
+    assert [t.ms_median for t in read_trials(path)] == [1.0, 2.0]
+
+
+def test_a_half_last_line_is_skipped_and_closed(tmp_path, caplog):
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps(trial(0).to_dict()) + '\n{"kind": "trial", "conf')
+    with TrialLog(path) as log:
+        log.write(trial(1).to_dict())
+    assert [t.ms_median for t in read_trials(path)] == [1.0, 2.0]
+    assert "Skipped 1 damaged line" in caplog.text
+
+
+def test_alien_rows_are_no_trials(tmp_path, caplog):
+    path = tmp_path / "log.jsonl"
+    rows = [
+        [1, 2],
+        {"kind": "trial"},
+        {"kind": "trial", "class": "magic", "config": {}, "shape": {}},
+        {**trial(0).to_dict(), "shape": {"batch": -1}},
+        trial(1).to_dict(),
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(read_trials(path)) == 1
+
+
+def test_no_log_is_no_rows(tmp_path):
+    assert list(read_rows(tmp_path / "none.jsonl")) == []
+
+
+def test_two_runs_cannot_write_one_log(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with TrialLog(path), pytest.raises(TuneError, match="--log"):
+        TrialLog(path)
+    TrialLog(path).close()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TuneError, match="--log"):
+        TrialLog(tmp_path / "file" / "log.jsonl")
+
+
+def test_resume_takes_the_open_session_alone(tmp_path):
+    path = tmp_path / "log.jsonl"
+    rows = [
+        {"kind": "session", **SESSION, "spec": "another"},
+        trial(0).to_dict(),
+        {"kind": "session", **SESSION},
+        trial(1).to_dict(),
+        {"kind": "winner", "shape": SHAPE.to_dict()},
+        {"kind": "session", **SESSION},
+        trial(2).to_dict(),
+        trial(3, outcome="crash", ms_median=None).to_dict(),
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kept = unfinished_trials(path, SESSION, SHAPE)
+    assert [t.config for t in kept] == [SPACE[2].to_dict(), SPACE[3].to_dict()]
+    assert unfinished_trials(path, {**SESSION, "arch": "sm_80"}, SHAPE) == []
