@@ -1,0 +1,62 @@
+"""The `flashsmith` command: a thin shell over `runtime/commands`, one module a command, loaded when it is asked for.
+
+Standard output carries results only (with `--json`, one JSON document); messages and logs go to standard error. The
+exit code is 2 for usage errors, 1 for every other failure, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from flashsmith.generator.errors import FlashsmithError
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line `arguments` (default: the process's own) and exits."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of the command line `arguments`; prints what the command prints."""
+    from flashsmith.runtime.commands.application import application
+
+    try:
+        configure_logging()
+        application().main(args=list(arguments), prog_name="flashsmith")
+    except FlashsmithError as error:
+        return _report(error, as_json="--json" in arguments)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone: what Python would still flush at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def configure_logging() -> None:
+    """Sends flashsmith's log to standard error, at the level that FLASHSMITH_LOG_LEVEL names."""
+    from flashsmith.runtime import variables
+
+    logger = logging.getLogger("flashsmith")
+    logger.setLevel(variables.log_level())
+    if not any(getattr(handler, "flashsmith", False) for handler in logger.handlers):
+        handler = logging.StreamHandler()
+        handler.flashsmith = True  # type: ignore[attr-defined]
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+def _report(error: FlashsmithError, *, as_json: bool) -> int:
+    print(f"Error: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}, indent=2))
+    return error.exit_code

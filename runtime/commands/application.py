@@ -1,0 +1,64 @@
+"""The command group `flashsmith`: which commands there are, and how one is loaded."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Annotated, Any
+
+import typer
+import typer.main
+from typer.core import TyperGroup
+
+#: In the order of `flashsmith --help`. Each is a module beside this one, with `command` and `EXAMPLES`.
+COMMANDS = ("tune", "generate", "compile", "emulate", "space", "bench", "show", "doctor", "cache")
+
+
+class _Group(TyperGroup):
+    """Loads a command's module when the command is named."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+
+def application() -> Any:
+    """The group, ready for `.main(args=...)`."""
+    group = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+    group.callback()(_root)
+    return typer.main.get_command(group)
+
+
+def load_command(name: str) -> Any:
+    """The command called `name`, one of `COMMANDS`."""
+    module = importlib.import_module(f"{__package__}.{name}")
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    examples = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in module.EXAMPLES)
+    single.command(name, epilog=examples)(module.command)
+    return typer.main.get_command(single)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from flashsmith import __version__
+
+        typer.echo(f"flashsmith {__version__}")
+        raise typer.Exit
+
+
+def _raise_log_level(wanted: bool) -> None:
+    if wanted:
+        logging.getLogger("flashsmith").setLevel(logging.INFO)
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log what happens, to standard error.", callback=_raise_log_level)
+    ] = False,
+) -> None:
+    """FlashAttention kernels generated as readable CUDA C++, compiled at run time, tuned on the GPU at hand."""

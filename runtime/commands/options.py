@@ -1,0 +1,206 @@
+"""Options that several commands share, and how their text is read."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...generator.arch import Arch, arch_from_cc, arch_from_name
+from ...generator.errors import ConfigError, SpecError, UsageError
+from ...generator.families.base import Family, KernelConfig
+from ...generator.spec import AttentionSpec, ProblemShape
+
+logger = logging.getLogger("flashsmith.cli")
+
+#: The architecture that commands assume where there is neither a GPU nor an --arch: every family's oldest.
+FALLBACK_ARCH = "sm_80"
+_LENGTH = re.compile(r"(\d+)\s*([kKmM]?)$")
+_FACTORS = {"": 1, "k": 1024, "m": 1024 * 1024}
+
+HeadDim = Annotated[int, typer.Option("--head-dim", "-d", help="Last dimension of Q and K: a multiple of 8 up to 256.")]
+HeadDimV = Annotated[int, typer.Option("--head-dim-v", help="Last dimension of V and O; 0: as Q's.")]
+DType = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
+Causal = Annotated[bool, typer.Option("--causal", help="A row sees the keys up to its own; aligned bottom right.")]
+Window = Annotated[
+    str, typer.Option("--window", help="LEFT,RIGHT: keys a row sees on each side, inclusive; -1 is unlimited.")
+]
+Softcap = Annotated[float, typer.Option("--softcap", help="Scores become cap * tanh(score / cap); 0: none.")]
+Alibi = Annotated[bool, typer.Option("--alibi", help="ALiBi with the slopes 2^(-8 (h + 1) / nheads).")]
+MaskMod = Annotated[str, typer.Option("--mask-mod", help="A mask function: module:function or file.py:function.")]
+ScoreMod = Annotated[str, typer.Option("--score-mod", help="A score function: module:function or file.py:function.")]
+ArchName = Annotated[str, typer.Option("--arch", help="sm_80, sm_90, ...; default: this machine's GPU, else sm_80.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="name=value: another choice of the kernel's config; may be repeated.")
+]
+UseDefault = Annotated[bool, typer.Option("--default", help="Start from the default config, not from a tuned one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
+SeqlenQ = Annotated[str, typer.Option("--seqlen", "-n", help="Rows of Q; 4k is 4096.")]
+SeqlenK = Annotated[str, typer.Option("--seqlen-k", help="Rows of K and V; 0: as Q's.")]
+Batch = Annotated[int, typer.Option("--batch", "-b", help="Batch; 0: 16384 tokens over the length.")]
+NHeads = Annotated[int, typer.Option("--nheads", help="Heads of Q; 0: 2048 over the head dim.")]
+NHeadsK = Annotated[int, typer.Option("--nheads-k", help="Heads of K and V; 0: as Q's.")]
+
+
+def parse_length(text: str, *, name: str = "a length") -> int:
+    """The number that "4096", "4k" or "1M" says (k is 1024). Raises SpecError."""
+    match = _LENGTH.match(text.strip())
+    if match is None:
+        raise SpecError(f"{name} must be a number such as 4096, 4k or 1m (k is 1024), but got {text!r}.")
+    return int(match[1]) * _FACTORS[match[2].lower()]
+
+
+def parse_lengths(text: str, *, name: str = "--seqlens") -> tuple[int, ...]:
+    """The numbers of a list such as "1k,4k,16k", each once. Raises SpecError."""
+    lengths = tuple(dict.fromkeys(parse_length(part, name=name) for part in text.split(",")))
+    if min(lengths) < 1:
+        raise SpecError(f"{name} must be positive, but got {text!r}.")
+    return lengths
+
+
+def parse_window(text: str) -> tuple[int, int]:
+    """(left, right) of "LEFT,RIGHT"; "" is no window. Raises SpecError."""
+    if not text:
+        return -1, -1
+    parts = text.split(",")
+    try:
+        left, right = (-1 if part.strip() in ("-1", "") else parse_length(part, name="--window") for part in parts)
+    except ValueError as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError(
+            f"--window must be LEFT,RIGHT, but got {text!r}. Use --window 1024,0 or --window 256,256."
+        ) from None
+    return left, right
+
+
+def arch_of(name: str) -> Arch:
+    """The architecture called `name`; for "" the GPU's, else `FALLBACK_ARCH`, which is said. Raises ArchError."""
+    if name:
+        return arch_from_name(name)
+    info = gpu_info()
+    if info is not None:
+        return arch_from_cc(info.cc)
+    logger.warning("No GPU was found and no --arch given: taking %s.", FALLBACK_ARCH)
+    return arch_from_name(FALLBACK_ARCH)
+
+
+def gpu_info(index: int = 0) -> Any:
+    """`driver.DeviceInfo` of a GPU, None where there is no driver or no GPU, or where FLASHSMITH_DEVICE=emulator."""
+    from .. import driver, variables
+
+    if variables.device() == "emulator" or not driver.driver_available() or driver.device_count() <= index:
+        return None
+    return driver.device_info(index)
+
+
+def problem_from(
+    *,
+    head_dim: int,
+    head_dim_v: int = 0,
+    dtype: str = "bf16",
+    causal: bool = False,
+    window: str = "",
+    softcap: float = 0.0,
+    alibi: bool = False,
+    mask_mod: str = "",
+    score_mod: str = "",
+) -> Any:
+    """The `TuneProblem` that the options state."""
+    from ..tune.request import TuneProblem
+
+    return TuneProblem(
+        dtype=dtype,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        causal=causal,
+        window_size=parse_window(window),
+        softcap=softcap,
+        alibi=alibi,
+        mask_mod=mask_mod,
+        score_mod=score_mod,
+    )
+
+
+def shape_from(
+    seqlen: str, *, head_dim: int, seqlen_k: str = "0", batch: int = 0, nheads: int = 0, nheads_k: int = 0
+) -> ProblemShape:
+    """The sizes of one call, the usual benchmark's where an option is 0."""
+    from ..tune.request import usual_shape
+
+    for name, value in (("--batch", batch), ("--nheads", nheads), ("--nheads-k", nheads_k)):
+        if value < 0:
+            raise SpecError(f"{name} must be 0 (the usual) or positive, but got {value}.")
+    return usual_shape(
+        parse_length(seqlen, name="--seqlen"),
+        head_dim=head_dim,
+        seqlen_k=parse_length(seqlen_k, name="--seqlen-k"),
+        batch=batch,
+        nheads=nheads,
+        nheads_k=nheads_k,
+    )
+
+
+def config_from(
+    spec: AttentionSpec,
+    arch: Arch,
+    family: Family,
+    shape: ProblemShape,
+    *,
+    settings: Sequence[str] | None = None,
+    use_default: bool = False,
+) -> tuple[KernelConfig, str]:
+    """The config a call would use, changed by `settings` ("name=value"), and where it is from. Raises ConfigError."""
+    from ..store import resolve
+
+    if use_default:
+        config, source = family.default_config(spec, arch), "default"
+    else:
+        info = gpu_info()
+        here = info is not None and info.cc == arch.cc
+        resolution = resolve(spec, arch, info.name if here else None, shape, family)
+        config, source = resolution.config, resolution.source
+    if settings:
+        config, source = with_settings(config, settings), "given"
+    family.check(spec, config, arch)
+    return config, source
+
+
+def with_settings(config: KernelConfig, settings: Sequence[str]) -> KernelConfig:
+    """`config` with the values that "name=value" texts name. Raises ConfigError."""
+    values = config.to_dict()
+    for setting in settings:
+        name, separator, text = setting.partition("=")
+        if not separator or name not in values:
+            raise ConfigError(f"--set takes name=value with a name of {', '.join(values)}, but got {setting!r}.")
+        values[name] = _value_like(values[name], text, name)
+    return type(config).from_dict(values)
+
+
+def gpu_index(text: str) -> int:
+    """The index in "cuda", "cuda:1" or "1". Raises UsageError."""
+    number = text.removeprefix("cuda").removeprefix(":") or "0"
+    if not number.isdecimal():
+        raise UsageError(f"--device must be cuda, cuda:INDEX or emulator, but got {text!r}.")
+    return int(number)
+
+
+def folder(path: Path | None) -> Path | None:
+    """`path` made absolute, None as it is."""
+    return None if path is None else path.expanduser().absolute()
+
+
+def _value_like(old: int | bool | str, text: str, name: str) -> int | bool | str:
+    if isinstance(old, bool):
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{name} must be true or false, but got {text!r}.")
+        return text.lower() == "true"
+    if isinstance(old, int):
+        if not text.isdecimal():
+            raise ConfigError(f"{name} must be a positive integer, but got {text!r}.")
+        return int(text)
+    return text

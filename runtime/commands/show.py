@@ -1,0 +1,142 @@
+"""`flashsmith show`: the tuned records on this machine, and which one a call would use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options as o
+from .output import brief, console, print_json, table
+
+if TYPE_CHECKING:
+    from ..store import Record, Resolution
+
+EXAMPLES = (
+    "flashsmith show",
+    "flashsmith show --arch sm_90 --head-dim 128",
+    "flashsmith show --call -d 128 --causal --seqlen 4k --arch sm_90",
+)
+
+
+def command(
+    head_dim: Annotated[int, typer.Option("--head-dim", "-d", help="Only this head dim; 0: all.")] = 0,
+    head_dim_v: o.HeadDimV = 0,
+    dtype: o.DType = "bf16",
+    causal: o.Causal = False,
+    window: o.Window = "",
+    softcap: o.Softcap = 0.0,
+    alibi: o.Alibi = False,
+    mask_mod: o.MaskMod = "",
+    score_mod: o.ScoreMod = "",
+    arch: o.ArchName = "",
+    gpu: Annotated[str, typer.Option("--gpu", help="A GPU's name; with --call: whose records to use.")] = "",
+    call: Annotated[bool, typer.Option("--call", help="Show the config that one call of this problem uses.")] = False,
+    seqlen: o.SeqlenQ = "4k",
+    seqlen_k: o.SeqlenK = "0",
+    batch: o.Batch = 0,
+    nheads: o.NHeads = 0,
+    nheads_k: o.NHeadsK = 0,
+    as_json: o.AsJson = False,
+) -> None:
+    """List the tuned configs on this machine, or show what one call would use."""
+    if call:
+        head_dim = head_dim or 128
+        problem = o.problem_from(
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            dtype=dtype,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            alibi=alibi,
+            mask_mod=mask_mod,
+            score_mod=score_mod,
+        )
+        shape = o.shape_from(
+            seqlen, head_dim=head_dim, seqlen_k=seqlen_k, batch=batch, nheads=nheads, nheads_k=nheads_k
+        )
+        _show_call(problem, shape, arch, gpu, as_json=as_json)
+        return
+    found = _all_records(o.arch_of(arch).name if arch else "", gpu, head_dim)
+    if as_json:
+        print_json({"records": [{"source": s, "path": str(p), **r.to_dict()} for s, p, r in found]})
+        return
+    out = console()
+    if not found:
+        out.print("No tuned configs. `flashsmith tune` makes some; calls use the defaults until then.")
+        return
+    rows = [
+        (
+            path.parent.parent.name,
+            path.parent.name,
+            record.problem,
+            record.bucket,
+            f"{record.time.median_ms:.4f}",
+            f"{record.time.tflops:.0f}",
+            record.status,
+            source,
+            brief(record.config),
+        )
+        for source, path, record in found
+    ]
+    columns = ("arch", "gpu", "problem", "bucket", "ms", "TFLOP/s", "status", "from", "config")
+    out.print(table(columns, rows, right=("ms", "TFLOP/s")))
+
+
+def _show_call(problem: Any, shape: Any, arch: str, gpu: str, *, as_json: bool) -> None:
+    from ...generator.families import families_for
+    from ..store import resolve
+
+    the_arch = o.arch_of(arch)
+    info = o.gpu_info()
+    name = gpu or (info.name if info is not None and info.cc == the_arch.cc else None)
+    spec = problem.traced().spec
+    family = families_for(spec, the_arch)[0]
+    resolution = resolve(spec, the_arch, name, shape, family)
+    if as_json:
+        print_json(
+            {
+                "family": family.name,
+                "spec": str(spec),
+                "arch": the_arch.name,
+                "gpu": name,
+                "shape": shape.to_dict(),
+                **_resolution_dict(resolution),
+            }
+        )
+        return
+    out = console()
+    out.print(f"{family.name} {spec} at {shape} on {name or the_arch}", markup=False)
+    out.print(f"config  {resolution.config}", markup=False)
+    out.print(f"source  {resolution.source}" + (f" ({resolution.note})" if resolution.note else ""), markup=False)
+    if resolution.record is not None:
+        record = resolution.record
+        out.print(
+            f"record  {record.bucket}: {record.time.median_ms:.4f} ms, {record.time.tflops:.0f} TFLOP/s,"
+            f" {record.status}, proved on {record.verified or 'nothing'}",
+            markup=False,
+        )
+
+
+def _resolution_dict(resolution: Resolution) -> dict[str, Any]:
+    return {
+        "config": resolution.config.to_dict(),
+        "source": resolution.source,
+        "stale": resolution.stale,
+        "note": resolution.note,
+        "record": resolution.record.to_dict() if resolution.record is not None else None,
+    }
+
+
+def _all_records(arch: str, gpu: str, head_dim: int) -> list[tuple[str, Path, Record]]:
+    from ..store import PACKAGED, gpu_slug, read_file, user_root
+
+    found = []
+    for source, root in (("user", user_root()), ("packaged", PACKAGED)):
+        for path in sorted(root.glob(f"{arch or '*'}/{gpu_slug(gpu) if gpu else '*'}/*.yaml")):
+            for record in read_file(path).records:
+                if head_dim in (0, record.spec_class.head_dim):
+                    found.append((source, path, record))
+    return found

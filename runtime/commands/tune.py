@@ -1,0 +1,195 @@
+"""`flashsmith tune`: search a problem's configs; measured on the GPU, or predicted for an architecture without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options as o
+from .output import brief, console, error_console, print_json, table
+
+if TYPE_CHECKING:
+    from ..tune.request import ProgressFunction, TuneResult
+
+EXAMPLES = (
+    "flashsmith tune --head-dim 128 --causal --dtype bf16 --seqlens 1k,4k,16k",
+    "flashsmith tune -d 64 --causal --seqlens 1k,4k --arch sm_80        (no GPU: a prediction)",
+    "flashsmith tune -d 128 --seqlens 4k --exhaustive --log d128.jsonl  (times every valid config once)",
+)
+_PHASES = {"compile": "compiling", "time": "timing", "prove": "proving", "final": "final"}
+
+
+def command(
+    head_dim: o.HeadDim = 128,
+    head_dim_v: o.HeadDimV = 0,
+    dtype: o.DType = "bf16",
+    causal: o.Causal = False,
+    window: o.Window = "",
+    softcap: o.Softcap = 0.0,
+    alibi: o.Alibi = False,
+    mask_mod: o.MaskMod = "",
+    score_mod: o.ScoreMod = "",
+    seqlens: Annotated[str, typer.Option("--seqlens", "-n", help="Lengths to tune for, such as 1k,4k,16k.")] = "4k",
+    seqlen_k: o.SeqlenK = "0",
+    batch: o.Batch = 0,
+    nheads: o.NHeads = 0,
+    nheads_k: o.NHeadsK = 0,
+    arch: o.ArchName = "",
+    device: Annotated[str, typer.Option("--device", help="cuda, cuda:1, ...; default: the first GPU.")] = "",
+    predict: Annotated[bool, typer.Option("--predict", help="Predict for --arch though there is a GPU.")] = False,
+    gpu_name: Annotated[str, typer.Option("--gpu", help="With a prediction: the GPU model, as torch names it.")] = "",
+    budget: Annotated[float, typer.Option("--budget", help="Seconds for the whole run on a GPU; 0: no limit.")] = -1.0,
+    trials: Annotated[int, typer.Option("--trials", help="Timed configs per length at most.", min=1)] = 60,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Time every valid config once.")] = False,
+    max_compile: Annotated[int, typer.Option("--max-compile", help="With a prediction: configs compiled.", min=1)] = 96,
+    prove: Annotated[
+        int, typer.Option("--prove", help="With a prediction: leaders the emulator tries until one is right.", min=0)
+    ] = 3,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Compile processes; 0: one per core.", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = 0,
+    log: Annotated[Path | None, typer.Option("--log", help="Trial log (JSON lines); default: in the cache.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the YAML; default: your own configs.")] = None,
+    resume: Annotated[bool, typer.Option("--resume/--fresh", help="Go on with an interrupted run's trials.")] = True,
+    as_json: o.AsJson = False,
+) -> None:
+    """Find the fastest right kernel for a problem, and write it to YAML."""
+    import math
+
+    from ...generator.arch import arch_from_cc
+    from ..tune.request import TuneRequest
+    from ..tune.study import tune
+
+    index = o.gpu_index(device)
+    info = None if predict else o.gpu_info(index)
+    the_arch = o.arch_of(arch) if arch or info is None else arch_from_cc(info.cc)
+    on_gpu = info is not None and info.cc == the_arch.cc
+    shapes = tuple(
+        o.shape_from(str(length), head_dim=head_dim, seqlen_k=seqlen_k, batch=batch, nheads=nheads, nheads_k=nheads_k)
+        for length in o.parse_lengths(seqlens)
+    )
+    seconds = budget if budget > 0 else math.inf if exhaustive or budget == 0 else 60.0
+    request = TuneRequest(
+        problem=o.problem_from(
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            dtype=dtype,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            alibi=alibi,
+            mask_mod=mask_mod,
+            score_mod=score_mod,
+        ),
+        shapes=shapes,
+        arch=the_arch,
+        gpu=f"cuda:{index}" if on_gpu else "",
+        gpu_name=gpu_name or None,
+        budget_s=seconds,
+        trials=trials,
+        seed=seed,
+        exhaustive=exhaustive,
+        max_compile=max_compile,
+        prove=prove,
+        jobs=jobs,
+        root=o.folder(out),
+        log=o.folder(log),
+        resume=resume,
+    )
+    with progress_bar(quiet=as_json) as progress:
+        result = tune(request, progress=progress)
+    if as_json:
+        print_json(to_dict(result))
+    else:
+        show(result)
+
+
+@contextmanager
+def progress_bar(*, quiet: bool) -> Iterator[ProgressFunction | None]:
+    """A function that draws the search's steps on standard error; None where nobody looks."""
+    if quiet or not error_console().is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=error_console(), transient=True) as bar:
+        tasks: dict[Any, Any] = {}
+
+        def advance(step: Any) -> None:
+            key = (step.phase, step.shape)
+            if key not in tasks:
+                tasks[key] = bar.add_task("", total=step.total)
+            best = f", best {step.best_ms:.4f} ms" if step.best_ms else ""
+            words = f"{_PHASES.get(step.phase, step.phase)} {step.shape or ''}{best}"
+            bar.update(tasks[key], completed=step.done, total=step.total, description=words)
+
+        yield advance
+
+
+def to_dict(result: TuneResult) -> dict[str, Any]:
+    """The result as plain data."""
+    return {
+        "status": result.status,
+        "path": str(result.path) if result.path else None,
+        "log": str(result.log),
+        "space": result.space,
+        "compiled": result.compiled,
+        "outcomes": dict(result.outcomes),
+        "seconds": round(result.seconds, 2),
+        "notes": list(result.notes),
+        "buckets": [
+            {
+                "note": bucket.note,
+                "trials": len(bucket.trials),
+                "seconds": round(bucket.seconds, 2),
+                **bucket.record.to_dict(),
+            }
+            for bucket in result.buckets
+        ],
+    }
+
+
+def show(result: TuneResult) -> None:
+    """Prints the table of winners and where they are."""
+    out = console()
+    measured = result.status == "measured"
+    rows = []
+    for bucket in result.buckets:
+        record = bucket.record
+        time = record.time
+        spread = f" ±{50 * time.spread:.1f}%" if measured else ""
+        baseline = "-"
+        if record.baseline is not None:
+            baseline = f"{record.baseline[1] / time.median_ms:.2f}x {record.baseline[0]}"
+        rows.append(
+            (
+                record.bucket,
+                f"{time.median_ms:.4f}{spread}",
+                f"{time.tflops:.0f}",
+                f"{record.default_ms / time.median_ms:.3f}x" if record.default_ms else "-",
+                *((baseline,) if measured else ()),
+                record.verified or "not proved",
+                brief(record.config),
+            )
+        )
+    against = ("vs torch",) if measured else ()
+    columns = ("bucket", "ms", "TFLOP/s", "vs default", *against, "proved on", "config")
+    words = "measured" if measured else "predicted by the cost model, not measured"
+    first = result.buckets[0].record
+    out.print(f"{first.problem} on {first.device.name if measured else _predicted_for(result)}: {words}", markup=False)
+    out.print(table(columns, rows, right=("ms", "TFLOP/s", "vs default")))
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(result.outcomes.items()))
+    out.print(f"{result.space} valid configs, {result.compiled} compiled ({counts}), {result.seconds:.0f} s.")
+    for note in (*result.notes, *(f"{bucket.shape}: {bucket.note}" for bucket in result.buckets if bucket.note)):
+        out.print(f"Note: {note}.", markup=False)
+    out.print(f"Written: {result.path}\nTrials:  {result.log}", markup=False)
+
+
+def _predicted_for(result: TuneResult) -> str:
+    device = result.buckets[0].record.device
+    arch = f"sm_{device.cc[0]}{device.cc[1]}"
+    return f"{arch} (as {device.sm_count} SMs)" if device.name == "any" else f"{device.name} ({arch})"
