@@ -241,9 +241,13 @@ class HostMods:
     def _namespace(self, i: int, text: ModText) -> str:
         members = [f"{ctype} {name};" for ctype, name in self._members(i)]
         functions = (text.mask_function, text.score_function, text.kv_range_function, text.classify_function)
-        stubs = "" if text.mask_function else (
-            "bool mask_mod(const Arguments&, int, int, int, int) { return true; }\n"
-            "KvRange kv_range(const Arguments&, int, int, int, int) { return {}; }\n"
+        stubs = (
+            ""
+            if text.mask_function
+            else (
+                "bool mask_mod(const Arguments&, int, int, int, int) { return true; }\n"
+                "KvRange kv_range(const Arguments&, int, int, int, int) { return {}; }\n"
+            )
         )
         runners = _RUNNERS % {
             "i": i,
@@ -300,4 +304,3 @@ class HostMods:
 
     def _call(self, name: str, *args: Any) -> Any:
         return getattr(self._library, name)(*args)
-
