@@ -21,7 +21,7 @@ def test_a_known_work_takes_its_time():
     long = time_callable(spin, budget_ms=50, max_samples=20)
     assert long.method in ("graph", "events") and 0.3 < long.median_ms < 20 and long.spread < 0.5
     short = time_callable(lambda i: torch.cuda._sleep(cycles // 50), budget_ms=20)
-    assert short.method == "graph" and 0.02 < short.median_ms / long.median_ms * 1 < 0.1
+    assert short.method == "graph" and 0.01 < short.median_ms / long.median_ms < 0.06
 
 
 def test_a_graph_and_events_agree():
