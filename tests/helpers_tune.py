@@ -96,7 +96,7 @@ class FakeBench:
         self.timed.append(config)
         if config in self.failing:
             return Timed(self.failing[config], message="invented")
-        return Timed("ok", self._one(config), 0.01, 15)
+        return self._median([self._one(config) for _ in range(15)])
 
     def verify(self, config: KernelConfig) -> Timed:
         self.verified.append(config)
@@ -106,13 +106,16 @@ class FakeBench:
         rounds = [{config: self._one(config) for config in configs} for _ in range(15)]
         times = {}
         for config in configs:
-            samples = sorted(one[config] for one in rounds)
-            spread = (samples[11] - samples[3]) / samples[7]
-            times[config] = Timed("ok", samples[7], spread, 15)
+            times[config] = self._median([one[config] for one in rounds])
         return Final(times, ("sdpa-flash", 2.0))
 
     def close(self) -> None:
         pass
+
+    @staticmethod
+    def _median(samples: list[float]) -> Timed:
+        ordered = sorted(samples)
+        return Timed("ok", ordered[7], (ordered[11] - ordered[3]) / ordered[7], 15)
 
     def _one(self, config: KernelConfig) -> float:
         self.count = getattr(self, "count", 0) + 1
@@ -167,7 +170,7 @@ def echo_handler(prefix: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def compile_handler(spec: dict[str, Any], arch: str, family: str, run_here: bool) -> Any:
-    """A compiler for tests: B_c=16 spills, B_c=32 crashes, num_warps=8 hangs, everything else compiles."""
+    """A compiler for tests: B_c=64 spills, B_c=32 crashes, num_warps=8 hangs, everything else compiles."""
 
     def handle(message: dict[str, Any]) -> dict[str, Any]:
         config = message["config"]
@@ -175,7 +178,7 @@ def compile_handler(spec: dict[str, Any], arch: str, family: str, run_here: bool
             os._exit(3)
         if config["num_warps"] == 8:
             time.sleep(3600)
-        outcome = "spill" if config["B_c"] == 16 else "ok"
+        outcome = "spill" if config["B_c"] == 64 else "ok"
         return {
             "outcome": outcome,
             "registers": 100,
