@@ -1,4 +1,4 @@
-"""Generated forward kernels in the emulator: right, and clean in every flavour, on ragged, masked and grouped shapes."""
+"""Generated forward kernels in the emulator: right and clean in every flavour, on ragged, masked and grouped shapes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Case:
 
 
 def document_ids(lengths: list[int], batch: int) -> torch.Tensor:
-    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).expand(batch, -1).contiguous().int()
+    ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return ids.expand(batch, -1).contiguous().int()
 
 
 DOCUMENTS = document_ids([30, 1, 40, 20], batch=1)
@@ -100,15 +101,16 @@ def problem_and_inputs(case: Case) -> tuple[Problem, torch.Tensor, torch.Tensor,
     return problem, q, k, v
 
 
-def emulate(problem: Problem, used: ForwardSm80Config, *tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor, Report]:
-    q, k, v = tensors
-    return emulate_forward(problem.spec, used, ARCH, q, k, v, mask=problem.mask, score=problem.score, **options)
+def emulate(
+    problem: Problem, used: ForwardSm80Config, *qkv: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor, Report]:
+    return emulate_forward(problem.spec, used, ARCH, *qkv, mask=problem.mask, score=problem.score, **options)
 
 
-def check(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
-    error, allowed = error_and_tolerance(problem, q, k, v, out)
+def check(problem: Problem, *qkv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
+    error, allowed = error_and_tolerance(problem, *qkv, out)
     assert error <= allowed
-    _, exact = attention_reference(q, k, v, mask=problem.mask, score=problem.score)
+    _, exact = attention_reference(*qkv, mask=problem.mask, score=problem.score)
     assert lse_fault(lse, exact)[1] == ""
 
 
@@ -122,7 +124,7 @@ def test_right_and_clean_in_every_flavour(name: str) -> None:
         assert report.clean, report
         assert not report.bank_conflicts, report.bank_conflicts
         outputs.append((out, lse))
-    check(problem, q, k, v, *outputs[0])
+    check(problem, q, k, v, out=outputs[0][0], lse=outputs[0][1])
     for out, lse in outputs[1:]:
         assert torch.equal(out, outputs[0][0])
         assert torch.equal(lse, outputs[0][1])
@@ -157,7 +159,7 @@ def test_any_strides(layout: str) -> None:
         q = torch.stack((q, q), dim=-1).flatten(-2)[..., ::2]
     out, lse, report = emulate(problem, config(32, 32, 2, 2), q, k, v)
     assert report.clean, report
-    check(problem, q, k, v, out, lse)
+    check(problem, q, k, v, out=out, lse=lse)
 
 
 def test_the_softmax_scale_reaches_the_kernel() -> None:

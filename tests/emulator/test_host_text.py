@@ -60,7 +60,9 @@ def test_a_generated_kernel_has_no_cuda_spelling_outside_its_primitives(source: 
     assert cuda_spellings(source) == ()
 
 
-@pytest.mark.parametrize("spelling", ["__syncthreads();", "asm volatile(\"\");", "x = threadIdx.x;", "__expf(x);", "atomicAdd(p, 1);"])
+@pytest.mark.parametrize(
+    "spelling", ["__syncthreads();", 'asm volatile("");', "x = threadIdx.x;", "__expf(x);", "atomicAdd(p, 1);"]
+)
 def test_a_cuda_spelling_is_named_by_line(source: KernelSource, spelling: str) -> None:
     kernel = source.section("kernel").text
     marked = kernel.replace("  const int lane", f"  {spelling}\n  const int lane", 1)

@@ -8,7 +8,7 @@ from helpers_emulator import line_of, run_small, small_kernel
 
 from flashsmith.runtime.emulator.run import SCHEDULES
 
-# C (64 x 64) = A (64 x 64) B^T (64 x 64): cp.async, swizzled shared memory, ldmatrix, mma, as a forward kernel has them.
+# C (64 x 64) = A (64 x 64) B^T (64 x 64): cp.async, swizzled shared memory, ldmatrix, mma, as in a forward kernel.
 GEMM = """\
   const int t = thread_index();
   const int lane = t % 32;
@@ -40,6 +40,7 @@ GEMM = """\
   }"""
 SWIZZLED = "inline int chunk_offset(int row, int chunk) { return row * 128 + (chunk ^ row % 8) * 16; }"
 LINEAR = "inline int chunk_offset(int row, int chunk) { return row * 128 + chunk * 16; }"
+SPECIAL = (0, -0.0, np.inf, -np.inf, 65504, 65519.996, 65520, 2.0**-25)
 ARGUMENTS = "const u16* a; const u16* b; float* out"
 
 
@@ -105,7 +106,10 @@ def test_every_16_bit_pattern_widens_and_narrows_back(dtype: str) -> None:
     arrays = {"in": bits, "wide": np.zeros(65536, np.float32), "narrow": np.zeros(65536, np.float32)}
     text = small_kernel(body, "const u16* in; float* wide; float* narrow")
     assert run_small(text, arrays, writable=("wide", "narrow")).clean
-    expected = bits.view(np.float16).astype(np.float32) if dtype == "f16" else (bits.astype(np.uint32) << 16).view(np.float32)
+    if dtype == "f16":
+        expected = bits.view(np.float16).astype(np.float32)
+    else:
+        expected = (bits.astype(np.uint32) << 16).view(np.float32)
     np.testing.assert_array_equal(arrays["wide"], expected)
     narrow = arrays["narrow"].view(np.uint32)
     assert set(narrow >> 16) == {0x3C00 if dtype == "f16" else 0x3F80}  # the second operand, in the upper half
@@ -117,7 +121,7 @@ def test_narrowing_to_f16_rounds_as_numpy_does() -> None:
     rng = np.random.default_rng(2)
     values = (np.exp2(rng.uniform(-27, 17, 4096)) * rng.choice([-1, 1], 4096)).astype(np.float32)
     ties = ((values.view(np.uint32) >> 13 << 13) | 0x1000).view(np.float32)
-    values = np.concatenate([values, ties, np.float32([0, -0.0, np.inf, -np.inf, 65504, 65519.996, 65520, 2.0**-25])])
+    values = np.concatenate([values, ties, np.array(SPECIAL, np.float32)])
     body = """  for (int i = thread_index(); i < args.n; i += 128) {
     u32 packed = cvt_rn_f16x2_f32(ld_global_f32(args.in + i), 0.0f);
     st_global_f32(args.out + i, *reinterpret_cast<float*>(&packed));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def test_a_choice_of_blocks() -> None:
         ({"grid": 4, "blocks": range(3, 0, -1)}, "must be ascending"),
     ],
 )
-def test_bad_arguments_are_refused(options: dict[str, object], message: str) -> None:
+def test_bad_arguments_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(EmulatorError, match=message):
         run_small(COPY, arrays(), (512,), **options)
 
