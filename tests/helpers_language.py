@@ -202,6 +202,9 @@ extern "C" void mask_%(i)d(const m%(i)d::Arguments* args, int b, int h, int rows
   for (int q = 0; q < rows; ++q)
     for (int k = 0; k < keys; ++k) seen[q * keys + k] = m%(i)d::mask_mod(*args, b, h, q, k);
 }
+extern "C" bool sees_%(i)d(const m%(i)d::Arguments* args, int b, int h, int q, int k) {
+  return m%(i)d::mask_mod(*args, b, h, q, k);
+}
 extern "C" void range_%(i)d(const m%(i)d::Arguments* args, int b, int h, int first, int last, int* ends) {
   const KvRange r = m%(i)d::kv_range(*args, b, h, first, last);
   ends[0] = r.visit_begin; ends[1] = r.visit_end; ends[2] = r.full_begin; ends[3] = r.full_end;
@@ -287,6 +290,12 @@ class HostMods:
         out = np.zeros((rows, keys), dtype=np.uint8)
         self._call(f"mask_{i}", args, b, h, rows, keys, ctypes.c_void_p(out.ctypes.data))
         return out.astype(bool)
+
+    def sees(self, i: int, args: Any, b: int, h: int, q: int, kv: int) -> bool:
+        """mask_mod of mod `i` for one row and key."""
+        function = getattr(self._library, f"sees_{i}")
+        function.restype = ctypes.c_bool
+        return bool(function(args, b, h, q, kv))
 
     def kv_range(self, i: int, args: Any, b: int, h: int, first: int, last: int) -> tuple[int, ...]:
         ends = (ctypes.c_int * 4)()

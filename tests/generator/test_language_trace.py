@@ -16,6 +16,7 @@ import torch
 from flashsmith.generator import mods
 from flashsmith.generator.errors import TraceError
 from flashsmith.generator.language import (
+    Graph,
     Traced,
     and_masks,
     compose_scores,
@@ -170,7 +171,24 @@ def test_names_are_identifiers_of_cpp() -> None:
          "    return (kv < größe) & (kv < _) & (kv < a_stride_0) & (kv < int_very_long_name_of_a_window_size)",
          scope)  # fmt: skip
     names = [slot.name for slot in trace_mask(scope["mask"]).graph.scalars]
-    assert names == ["grxxe", "value", "v_a_stride_0_", "int_very_long_name_o"]
+    assert names == ["grxxe", "value", "a_stride_0_v", "int_very_long_na"]
+
+
+def test_equal_names_of_any_form_stay_identifiers() -> None:
+    def read(name: str) -> Any:
+        scope: dict[str, Any] = {}
+        exec(f"def make({name}):\n    return lambda kv: kv < {name}", scope)
+        return scope["make"]
+
+    for name in ("a_stride", "a_size_1", "a_name_of_one_hundred_letters", "__"):
+        bounds = [read(name)(value) for value in range(3)]
+
+        def mask(b: Any, h: Any, q: Any, kv: Any, bounds: Any = bounds) -> Any:
+            return bounds[0](kv) | bounds[1](kv) | bounds[2](kv)
+
+        traced = trace_mask(mask)
+        assert traced.scalars == (0, 1, 2)
+        assert Graph.from_dict(traced.graph.to_dict()) == traced.graph
 
 
 def test_a_function_may_name_itself() -> None:
