@@ -200,3 +200,32 @@ def missing_compiler_handler(spec: dict[str, Any], arch: str, family: str, run_h
         raise MissingComponentError("NVRTC is missing. Install it.")
 
     return handle
+
+
+def bench_handler(problem: dict[str, Any], family: str, device: str) -> Any:
+    """A GPU worker for tests: the first five configs of the space are good, wild, hung, refused and poisonous."""
+    from flashsmith.generator.errors import LaunchError
+    from flashsmith.runtime.tune.worker import ContextLost
+
+    good, wild, hung, refused, lost = (config.to_dict() for config in SPACE[:5])
+
+    def handle(message: dict[str, Any]) -> dict[str, Any]:
+        if message["do"] == "identity":
+            values = {**DEVICE.to_dict(), "cc": [9, 0]}
+            return {"device": values, "driver": "580.1", "load": ""}
+        for config in message.get("configs", [message.get("config")]):
+            if config == wild:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if config == hung:
+                time.sleep(3600)
+            if config == refused:
+                raise LaunchError("refused")
+            if config == lost:
+                raise ContextLost("an illegal address")
+            assert config == good
+        one = {"outcome": "ok", "ms_median": 1.0, "ms_spread": 0.0, "n": 9}
+        if message["do"] == "final":
+            return {"times": [one] * len(message["configs"]), "baseline": ["sdpa-flash", 2.0], "note": ""}
+        return {"outcome": "ok"} if message["do"] == "verify" else one
+
+    return handle

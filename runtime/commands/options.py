@@ -161,8 +161,8 @@ def config_from(
         config, source = family.default_config(spec, arch), "default"
     else:
         info = gpu_info()
-        here = info is not None and info.cc == arch.cc
-        resolution = resolve(spec, arch, info.name if here else None, shape, family)
+        name = info.name if info is not None and info.cc == arch.cc else None
+        resolution = resolve(spec, arch, name, shape, family)
         config, source = resolution.config, resolution.source
     if settings:
         config, source = with_settings(config, settings), "given"
