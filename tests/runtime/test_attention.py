@@ -136,6 +136,53 @@ def test_bad_input_is_refused_on_a_warm_path_too(gpu):
     assert len(gpu.launches) == 1
 
 
+class Wrapper(torch.Tensor):
+    """A tensor that holds another, as DTensor and quantised tensors do."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=inner.device
+        )
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
+class Named(torch.Tensor):
+    """A subclass with data of its own."""
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_tensors_without_data_of_their_own_are_refused(gpu, warm):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    q, k, v = qkv()
+    if warm:
+        attention(q, k, v)
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) for x in (q, k, v)]
+        with pytest.raises(TensorError, match=r"q must be a plain tensor .* FakeTensor on cpu"):
+            attention(*fake)
+    with pytest.raises(TensorError, match=r"k must be a plain tensor .* Wrapper on cpu"):
+        attention(q, Wrapper(k), v)
+    with pytest.raises(TensorError, match=r"plain tensor .*outside of torch\.func transforms"):
+        torch.func.vmap(attention)(q[None], k[None], v[None])
+    with pytest.raises(TensorError, match=r"plain tensor .*outside of torch\.func transforms"):
+        torch.func.grad(lambda x: attention(x, k, v).sum())(q)
+    assert len(gpu.launches) == warm
+
+
+def test_subclasses_with_data_and_parameters_are_taken(gpu):
+    q, k, v = qkv()
+    with torch.no_grad():
+        for _ in range(2):
+            attention(torch.nn.Parameter(q), k, v)
+            attention(q, k.as_subclass(Named), v)
+    assert len(gpu.launches) == 4
+
+
 def test_a_gradient_is_refused_whenever_it_is_wanted(gpu):
     q, k, v = qkv()
     attention(q, k, v)
