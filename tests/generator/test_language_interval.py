@@ -167,6 +167,16 @@ np_ids_q = np.zeros(8, dtype=np.int32)
 np_ids_kv = np.zeros(8, dtype=np.int32)
 
 
+def test_values_that_may_wrap_have_no_interval() -> None:
+    """q_idx * far * far leaves 64 bits: what the kernel's product is nobody knows, so no tile is decided by it."""
+    far = 1 << 40
+    traced = trace_mask(lambda b, h, q, kv: (q + kv) * far * far >= 0)
+    found = classify_tile(
+        traced.graph, b=0, h=0, q=(1, 2), kv=(1, 2), seqlen_q=8, seqlen_k=8, nheads=1, scalars=traced.scalars
+    )
+    assert found == "mixed"
+
+
 def test_unknown_parts_of_a_conjunction_leave_the_known_bounds() -> None:
     packed = and_masks(mods.causal, mods.document(np_ids_q))
     bounds = kv_bounds(packed.graph)
