@@ -61,9 +61,8 @@ def prepare_call(
     else:
         key = (inputs.dtype, inputs.head_dim, inputs.head_dim_v, call.get("causal"), call.get("window_size"),
                call.get("softcap"), captures.key)  # fmt: skip
-        found = _problems.get(key)
-        # A problem with tables holds tensors: a later one with the same captures has others.
-        problem = found if found is not None and not found.tables else problem_of_call(call, inputs)
+        problem = _problems.get(key) or problem_of_call(call, inputs)
+        # A problem with tables holds tensors: a later call with equal captures has others.
         if not problem.tables:
             remember(_problems, key, problem, MAX_KEPT)
     _check_tables(problem, inputs.shape, q.device)

@@ -438,6 +438,13 @@ def test_plans_are_bounded_and_the_oldest_goes_first(gpu, monkeypatch):
         attention(q[:, :sq], k, v)
 
 
+def test_a_call_that_has_no_key_is_not_remembered(gpu):
+    q, k, v = qkv()
+    call = {"causal": False, "window_size": (-1, -1), "alibi_slopes": None, "mask_mod": None, "score_mod": None}
+    assert module._first_call(q, k, v, call, False, None).shape == q.shape
+    assert not module._plans
+
+
 def test_threads_that_call_first_together_load_one_kernel(gpu):
     q, k, v = qkv()
     gate = threading.Barrier(8)
