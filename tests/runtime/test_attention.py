@@ -331,6 +331,16 @@ def test_a_window_in_any_form(gpu):
     assert gpu.launches[-1].values["mask_left"] == 5
 
 
+def test_causal_in_any_form(gpu):
+    q, k, v = qkv()
+    flag = torch.tensor(True)
+    attention(q, k, v, causal=flag)
+    flag.fill_(False)
+    attention(q, k, v, causal=flag)
+    attention(q, k, v, causal=1)
+    assert [launch.spec.mask is not None for launch in gpu.launches] == [True, False, True]
+
+
 # ---- Captured values that change between calls ------------------------------------------------------------------
 
 
@@ -383,6 +393,13 @@ def test_each_call_gets_the_tensors_of_its_own_closure(gpu):
         attention(q, k, v, score_mod=biased(one, two), alibi_slopes=torch.ones(4))
     found = [(x.values["score_one"], x.values["score_two"]) for x in gpu.launches]
     assert found == [(one.data_ptr(), two.data_ptr()) for one, two in pairs]
+    # Other lengths, and so another plan, for a function that was traced with other tensors.
+    one, two = torch.zeros(47), torch.zeros(47)
+    attention(q[:, :9], k, v, score_mod=biased(one, two), alibi_slopes=torch.ones(4))
+    assert (gpu.launches[-1].values["score_one"], gpu.launches[-1].values["score_two"]) == (
+        one.data_ptr(),
+        two.data_ptr(),
+    )
     # One tensor in both places is another class of calls: its plan must not serve two.
     attention(q, k, v, score_mod=biased(pairs[0][0], pairs[0][0]), alibi_slopes=torch.ones(4))
     one, two = pairs[1]
