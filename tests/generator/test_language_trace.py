@@ -230,6 +230,12 @@ def test_the_functions_own_module_is_untouched() -> None:
         (lambda s, b, h, q, kv: torch.maximum(s, s + bias[h]), "maximum(score, score + bias[h])"),
         (lambda s, b, h, q, kv: torch.add(s, other=torch.exp(s)), "score + exp(score)"),
         (lambda s, b, h, q, kv: torch.sqrt(torch.log(s)), "sqrt(log(score))"),
+        (
+            lambda s, b, h, q, kv: torch.exp2(-(h + 1) * 8.0 / 16) * s,
+            "exp(float(-(h + 1)) * 8.0 * 0.0625 * 0.6931472) * score",
+        ),
+        (lambda s, b, h, q, kv: torch.log2(torch.square(s)), "log(score * score) * 1.442695"),
+        (lambda s, b, h, q, kv: torch.sigmoid(torch.rsqrt(s)), "1.0 / (1.0 + exp(-(1.0 / sqrt(score))))"),
         (lambda s, b, h, q, kv: min(max(s, 0.0), 1.0), "minimum(maximum(score, 0.0), 1.0)"),
         (lambda s, b, h, q, kv: s + float(q), "score + float(q_idx)"),
         (lambda s, b, h, q, kv: s**3, "score * score * score"),
