@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -117,7 +118,10 @@ def _resolve(spec: AttentionSpec, shape: ProblemShape, device: int, backend: Bac
     if found is None:
         arch = backend.arch(device)
         family = families_for(spec, arch)[0]
-        found = family, resolve(spec, arch, backend.device_name(device), shape, family)
+        resolution = resolve(spec, arch, backend.device_name(device), shape, family)
+        if resolution.source == "default":
+            resolution = replace(resolution, config=backend.default_config(spec, family, device))
+        found = family, resolution
         remember(_resolutions, key, found, MAX_KEPT)
     return found
 
