@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,6 +136,30 @@ def test_masks_with_holes_are_not_exact_and_tiles_tell_them() -> None:
     assert [found(kv) for kv in ((0, 3), (0, 7), (8, 15), (28, 32), (24, 31), (40, 47))] == [
         "full", "mixed", "empty", "full", "mixed", "empty",
     ]  # fmt: skip
+
+
+def test_a_choice_is_exact_only_if_both_branches_are() -> None:
+    def sink(q: Any, kv: Any) -> Any:
+        return (kv < 4) | (q - kv <= W)
+
+    graph = trace_mask(lambda b, h, q, kv: where(h < 2, sink(q, kv), kv <= q)).graph
+    assert not kv_bounds(graph).exact
+    graph = trace_mask(lambda b, h, q, kv: where(h < 2, kv <= q, sink(q, kv) & (kv <= q))).graph
+    assert not kv_bounds(graph).exact
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (lambda b, h, q, kv: kv & 6 == 7, "empty"),  # at most 6
+        (lambda b, h, q, kv: kv & 6 == 6, "mixed"),
+        (lambda b, h, q, kv: kv & 7 == 3, "empty"),  # within one period of 8
+        (lambda b, h, q, kv: kv & 7 == 5, "full"),
+    ],
+)
+def test_masked_bits(mask: Any, expected: str) -> None:
+    graph = trace_mask(mask).graph
+    assert classify_tile(graph, b=0, h=0, q=(0, 0), kv=(5, 5), seqlen_q=8, seqlen_k=8, nheads=1) == expected
 
 
 def test_dilated_masks_are_classified_within_one_period() -> None:
