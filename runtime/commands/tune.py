@@ -194,8 +194,9 @@ def show(result: TuneResult) -> None:
     for note in result.notes:
         out.print(f"Note: {note}.", markup=False)
     for bucket in result.buckets:
-        words = [bucket.record.tie_rule, f"{len(bucket.record.ties)} tied" if bucket.record.ties else "", bucket.note]
-        out.print(f"{bucket.shape}: {'; '.join(filter(None, words))}.", markup=False)
+        ties = f"{len(bucket.record.ties)} tied" if bucket.record.ties else ""
+        reasons = filter(None, (bucket.record.tie_rule, ties, bucket.note))
+        out.print(f"{bucket.shape}: {'; '.join(reasons)}.", markup=False)
     out.print(f"Written: {result.path}\nTrials:  {result.log}", markup=False)
 
 
