@@ -64,9 +64,7 @@ def emulate_forward(
     q, k, v = readable("q", q), readable("k", k), readable("v", v)
     problem = Problem(spec, mask, score)
     backend = RecordingBackend(arch)
-    plan = prepare(
-        problem, config, family=family, shape=shape, q=q, k=k, v=v, softmax_scale=scale, backend=backend
-    )
+    plan = prepare(problem, config, family=family, shape=shape, q=q, k=k, v=v, softmax_scale=scale, backend=backend)
     if plan.is_empty:
         return q.new_zeros(plan.out_shape), torch.full(plan.lse_shape, -torch.inf), Report(flavour=flavour)
     out = torch.full(plan.out_shape, torch.nan, dtype=q.dtype)
