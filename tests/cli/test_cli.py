@@ -238,6 +238,28 @@ def test_tune_without_a_gpu_then_show(cli, as_json, tmp_path):
     assert "TFLOP/s" in table and "Written:" in table
 
 
+def test_show_restamps_what_is_still_the_same(cli, as_json, tmp_path):
+    from dataclasses import replace
+
+    from helpers_tune import ARCH, DEFAULT, SHAPE, SPEC, record
+
+    from flashsmith.runtime.store import Provenance, save_records
+    from flashsmith.runtime.tune.records import kernel_digest
+
+    same = Provenance(generator="0" * 16, flashsmith="0.1.0", kernel=kernel_digest(SPEC, DEFAULT, ARCH))
+    other = replace(same, kernel="0" * 16)
+    records = [record(provenance=same), record(shape=replace(SHAPE, batch=5), provenance=other)]
+    path = save_records(records, arch="sm_90", family="forward_sm80", root=tmp_path)
+    first, second = as_json(f"show --restamp {path}")["records"]
+    assert (first["state"], second["state"]) == ("same", "changed")
+    out = " ".join(cli(f"show --restamp {path}")[1].split())
+    assert "B4 N4096 H32: up to date" in out
+    assert "B5 N4096 H32: another kernel now: left as it was" in out
+    assert "flashsmith tune -d 64 --dtype bf16 --seqlens 4096 --batch 5 --nheads 32" in out
+    code, _, errors = cli(f"show --restamp {tmp_path / 'none.yaml'}")
+    assert code == 1 and "there is no such file" in errors
+
+
 def test_show_says_that_nothing_is_tuned(cli, monkeypatch, tmp_path):
     from flashsmith.runtime import store
 

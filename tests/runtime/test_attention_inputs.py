@@ -35,7 +35,7 @@ def test_bad_input_is_refused_on_a_warm_path_too(gpu):
         with pytest.raises(TensorTypeError, match=rf"q must be a torch tensor .*{type(array).__name__}") as caught:
             attention(array, k, v)
         assert isinstance(caught.value, TensorError) and isinstance(caught.value, TypeError)
-    with pytest.raises(TensorTypeError, match="alibi_slopes must be .* list"):
+    with pytest.raises(TensorTypeError, match=r"alibi_slopes must be .* list"):
         attention(q, k, v, alibi_slopes=[1.0] * 4)
     with pytest.raises(SpecError, match="softmax_scale"):
         attention(q, k, v, softmax_scale=math.nan)
