@@ -391,7 +391,7 @@ __device__ __forceinline__ void softmax_exact(float (&m_i)[M_TILES][2], float (&
       const float base = row_max == negative_infinity() ? 0.0f : row_max;
       const float base_log2 = base * scale_log2;
       // O_i and l_i move to the new maximum.
-      const float alpha = ex2_approx_f32(m_i[m][half] * scale_log2 - base_log2);
+      const float alpha = ex2_approx_f32((m_i[m][half] - base) * scale_log2);
       m_i[m][half] = row_max;
       float row_sum = l_i[m][half] * alpha;
 #pragma unroll
