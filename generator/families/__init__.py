@@ -7,9 +7,10 @@ from ..errors import UnsupportedError, unknown_name_message
 from ..spec import AttentionSpec
 from .base import Family
 from .forward_sm80 import ForwardSm80
+from .forward_sm90 import ForwardSm90
 
 #: By name, best first: `families_for` keeps this order.
-FAMILIES: dict[str, Family] = {family.name: family for family in (ForwardSm80(),)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (ForwardSm90(), ForwardSm80())}
 
 
 def family_named(name: str) -> Family:

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..spec import AttentionSpec, ProblemShape
 
 #: CUDA C++ type -> `struct` format code. Pointers are 64-bit.
-_CODES = {"long long": "q", "int": "i", "float": "f"}
+_CODES = {"TensorMap": "128s", "long long": "q", "int": "i", "float": "f"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,9 @@ def layout_of(arguments: tuple[ArgumentField, ...]) -> struct.Struct:
     """The `struct.Struct` that packs `arguments` as the C++ compiler lays them out (8-byte members come first)."""
     sizes = [field.size for field in arguments]
     assert sizes == sorted(sizes, reverse=True), "8-byte members must precede 4-byte ones"
-    # The struct's size is a multiple of 8 in C++.
-    return struct.Struct("=" + "".join(f.code for f in arguments) + ("4x" if sum(sizes) % 8 else ""))
+    # The struct's size is a multiple of its largest member's alignment in C++.
+    alignment = 64 if sizes[0] > 8 else 8
+    return struct.Struct("=" + "".join(f.code for f in arguments) + f"{-sum(sizes) % alignment}x")
 
 
 @dataclass(frozen=True, slots=True, order=True)
