@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from flashsmith.generator.errors import FlashsmithError
 
@@ -30,9 +30,6 @@ def run(arguments: Sequence[str]) -> int:
         application().main(args=list(arguments), prog_name="flashsmith")
     except FlashsmithError as error:
         return _report(error, as_json="--json" in arguments)
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         # The reader (head, less) has gone: what Python would still flush at exit goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -42,17 +39,21 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+class _StandardError(logging.StreamHandler[TextIO]):
+    """The command line's own handler, so that a second `run` in one process replaces it."""
+
+
 def configure_logging() -> None:
     """Sends flashsmith's log to standard error, at the level that FLASHSMITH_LOG_LEVEL names."""
     from flashsmith.runtime import variables
 
     logger = logging.getLogger("flashsmith")
     logger.setLevel(variables.log_level())
-    if not any(getattr(handler, "flashsmith", False) for handler in logger.handlers):
-        handler = logging.StreamHandler()
-        handler.flashsmith = True  # type: ignore[attr-defined]
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        logger.addHandler(handler)
+    for handler in [h for h in logger.handlers if isinstance(h, _StandardError)]:
+        logger.removeHandler(handler)
+    handler = _StandardError()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger.addHandler(handler)
 
 
 def _report(error: FlashsmithError, *, as_json: bool) -> int:

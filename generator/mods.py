@@ -5,6 +5,7 @@ Positions are aligned bottom-right: query row i of seqlen_q stands at key positi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,13 +22,18 @@ def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return kv_idx <= q_idx + (seqlen_k - seqlen_q)
 
 
+def everything(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """True: every row sees every key."""
+    return True
+
+
 def sliding_window(left: int = -1, right: int = -1) -> MaskMod:
     """The mask of keys from `left` before to `right` after the row's position, inclusive; negative is unlimited.
 
-    The values are kernel arguments; only which sides are limited changes the kernel.
+    The values are kernel arguments; only which sides are limited changes the kernel. Raises UsageError.
     """
     for name, value in (("left", left), ("right", right)):
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not _is_int(value):
             raise UsageError(f"{name} of a sliding window must be an integer, but got {value!r}. -1 is unlimited.")
     # Beyond the largest length a limit changes nothing; clamped, its sums stay in 32 bits.
     left, right = min(left, SIZE_LIMIT), min(right, SIZE_LIMIT)
@@ -46,50 +52,63 @@ def sliding_window(left: int = -1, right: int = -1) -> MaskMod:
     return left_window if right < 0 else right_window if left < 0 else window
 
 
-def everything(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    """True: every row sees every key."""
-    return True
-
-
 def prefix_lm(n: Any) -> MaskMod:
-    """The causal mask with the first `n` keys visible to every row; `n` an int, or an int tensor of shape (batch,)."""
-    if hasattr(n, "shape") and len(n.shape) == 1:
-        return lambda b, h, q_idx, kv_idx: (kv_idx < n[b]) | causal(b, h, q_idx, kv_idx)
-    return lambda b, h, q_idx, kv_idx: (kv_idx < n) | causal(b, h, q_idx, kv_idx)
+    """The causal mask with the first `n` keys visible to every row; `n` an int, or integers of shape (batch,).
+
+    Raises UsageError.
+    """
+    if _is_int(n):
+        return lambda b, h, q_idx, kv_idx: (kv_idx < n) | causal(b, h, q_idx, kv_idx)
+    if len(getattr(n, "shape", ())) != 1 or _is_floating(n):
+        raise UsageError(
+            f"n of a prefix must be an integer or an integer tensor of shape (batch,), but got {_words(n)}."
+        )
+    return lambda b, h, q_idx, kv_idx: (kv_idx < n[b]) | causal(b, h, q_idx, kv_idx)
 
 
 def document(ids_q: Any, ids_kv: Any = None) -> MaskMod:
-    """The mask of keys in the row's own document; ids are int tensors of shape (seqlen,) or (batch, seqlen).
+    """The mask of keys in the row's own document; ids are integer tensors of shape (seqlen,) or (batch, seqlen).
 
-    `ids_kv` is `ids_q` where it is not given.
+    `ids_kv` is `ids_q` where it is not given. Raises UsageError.
     """
-    keys = ids_q if ids_kv is None else ids_kv
+    for name, ids in (("ids_q", ids_q), ("ids_kv", ids_q if ids_kv is None else ids_kv)):
+        _check_table(name, ids, "(seqlen,) or (batch, seqlen)")
+        if _is_floating(ids):
+            raise UsageError(f"{name} must hold integers, but its dtype is {ids.dtype}. Convert it to int32.")
+    return _same_id(ids_q) if ids_kv is None else _equal_ids(ids_q, ids_kv)
 
-    def same_document(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return ids_q[index_q(b, q_idx)] == keys[index_kv(b, kv_idx)]
 
-    index_q, index_kv = _sequence_index("ids_q", ids_q), _sequence_index("ids_kv", keys)
-    return same_document
+def _same_id(ids: Any) -> MaskMod:
+    read = _by_item(ids)
+    return lambda b, h, q_idx, kv_idx: read(ids, b, q_idx) == read(ids, b, kv_idx)
+
+
+def _equal_ids(ids_q: Any, ids_kv: Any) -> MaskMod:
+    read_q, read_kv = _by_item(ids_q), _by_item(ids_kv)
+    return lambda b, h, q_idx, kv_idx: read_q(ids_q, b, q_idx) == read_kv(ids_kv, b, kv_idx)
 
 
 def alibi(slopes: Any) -> ScoreMod:
-    """ALiBi: score - slope * |distance to the row's position|; `slopes` fp32 of shape (nheads,) or (batch, nheads)."""
-    _sequence_index("slopes", slopes)
+    """ALiBi: score - slope * |distance to the row's position|; `slopes` fp32 of shape (nheads,) or (batch, nheads).
 
-    def per_head(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return score - slopes[h] * abs(q_idx + (seqlen_k - seqlen_q) - kv_idx)
+    Raises UsageError.
+    """
+    _check_table("slopes", slopes, "(nheads,) or (batch, nheads)")
+    if not _is_floating(slopes):
+        raise UsageError(f"slopes must be floating point, but its dtype is {slopes.dtype}. Convert it to float32.")
+    slope = _by_item(slopes)
 
-    def per_batch_and_head(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return score - slopes[b, h] * abs(q_idx + (seqlen_k - seqlen_q) - kv_idx)
+    def biased(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score - slope(slopes, b, h) * abs(q_idx + (seqlen_k - seqlen_q) - kv_idx)
 
-    return per_head if len(slopes.shape) == 1 else per_batch_and_head
+    return biased
 
 
 def softcap(cap: float) -> ScoreMod:
-    """cap * tanh(score / cap): scores bounded smoothly by `cap` > 0."""
-    if isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < float("inf"):
+    """cap * tanh(score / cap): scores bounded smoothly by `cap` > 0. Raises UsageError."""
+    if isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < math.inf:
         raise UsageError(f"softcap must be a positive finite number, but got {cap!r}. Leave it out for no cap.")
-    softcap, inverse_softcap = float(cap), 1.0 / float(cap)
+    softcap, inverse_softcap = float(cap), 1.0 / float(cap)  # a product costs less than a division
 
     def capped(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return softcap * tanh(score * inverse_softcap)
@@ -97,9 +116,24 @@ def softcap(cap: float) -> ScoreMod:
     return capped
 
 
-def _sequence_index(name: str, table: Any) -> Callable[[Any, Any], Any]:
-    """How `table` of one or two dimensions is indexed by (b, i)."""
-    ndim = len(getattr(table, "shape", ()))
-    if ndim not in (1, 2):
-        raise UsageError(f"{name} must be a tensor of one or two dimensions, but got {ndim}.")
-    return (lambda b, i: i) if ndim == 1 else (lambda b, i: (b, i))
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_floating(tensor: Any) -> bool:
+    return "float" in str(getattr(tensor, "dtype", ""))
+
+
+def _words(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{value!r} ({type(value).__name__})" if shape is None else f"shape {tuple(shape)} of {value.dtype}"
+
+
+def _check_table(name: str, table: Any, shapes: str) -> None:
+    if len(getattr(table, "shape", ())) not in (1, 2):
+        raise UsageError(f"{name} must be a tensor of shape {shapes}, but got {_words(table)}.")
+
+
+def _by_item(table: Any) -> Callable[[Any, Any, Any], Any]:
+    """How `table` is read at (b, i): its first dimension is the batch where it has two."""
+    return (lambda table, b, i: table[i]) if len(table.shape) == 1 else (lambda table, b, i: table[b, i])

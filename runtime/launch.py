@@ -10,6 +10,8 @@ import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ..generator.errors import CaptureError, UnsupportedError
@@ -55,19 +57,39 @@ class PlanRecord:
         return f"{self.family} {self.config} ({self.source}{bucket}) for {self.spec} on {self.arch}"
 
 
+class ArgumentLayout:
+    """How one kernel's `struct Arguments` is laid out: names of the values in order, and the offset of each member."""
+
+    __slots__ = ("_names", "_struct", "offsets")
+
+    def __init__(self, fields: Sequence[ArgumentField]) -> None:
+        self._struct = layout_of(tuple(fields))
+        self._names = tuple("" if field.is_pointer else field.name for field in fields)
+        ends = accumulate(field.size for field in fields)
+        self.offsets = {field.name: end - field.size for field, end in zip(fields, ends, strict=True)}
+
+    def pack(self, values: Mapping[str, int | float]) -> bytes:
+        """The struct with every value in it and all addresses 0. Raises KeyError for a missing value."""
+        return self._struct.pack(*(values[name] if name else 0 for name in self._names))
+
+
+@lru_cache(maxsize=512)
+def argument_layout(family: Family, spec: AttentionSpec) -> ArgumentLayout:
+    """The layout of `family`'s arguments for `spec`; made once, since it takes rendering the spec's functions."""
+    arguments = family.arguments(spec)
+    if tuple(field.name for field in arguments[: len(LEADING)]) != LEADING:
+        raise UnsupportedError(f"The arguments of {family.name} must begin with {', '.join(LEADING)}.")
+    return ArgumentLayout(arguments)
+
+
 class ArgumentBlock:
     """The bytes of one kernel's `struct Arguments`, all but the addresses filled in, and where each address goes."""
 
     __slots__ = ("image", "offsets")
 
-    def __init__(self, fields: Sequence[ArgumentField], values: Mapping[str, int | float]) -> None:
-        layout = layout_of(tuple(fields))
-        self.image: bytes = layout.pack(*(0 if f.is_pointer else values[f.name] for f in fields))
-        self.offsets: dict[str, int] = {}
-        offset = 0
-        for field in fields:
-            self.offsets[field.name] = offset
-            offset += field.size
+    def __init__(self, layout: ArgumentLayout, values: Mapping[str, int | float]) -> None:
+        self.image = layout.pack(values)
+        self.offsets = layout.offsets
 
     def new_buffer(self) -> ArgumentBuffer:
         """A fresh buffer for the driver with the image in it."""
@@ -166,9 +188,6 @@ def prepare(
         if geometry.grid[1:] != (1, 1):
             raise UnsupportedError(f"{family.name} asks for a grid {geometry.grid}; launches are one-dimensional.")
         kernel = _load(spec, config, family, device, backend)
-    arguments = family.arguments(spec)
-    if tuple(field.name for field in arguments[: len(LEADING)]) != LEADING:
-        raise UnsupportedError(f"The arguments of {family.name} must begin with {', '.join(LEADING)}.")
     values = _values(problem, config, family, shape, q, k, v, softmax_scale)
     tables = problem.tables
     given, captured = ((), captured) if captured is not None else (tables, tables)
@@ -187,7 +206,7 @@ def prepare(
         record=record,
         kernel=kernel,
         geometry=geometry,
-        block=ArgumentBlock(arguments, values),
+        block=ArgumentBlock(argument_layout(family, spec), values),
         shape=shape,
         head_dim_v=spec.head_dim_v,
         tables=[

@@ -56,7 +56,7 @@ def read_trusted(path: Path, *, limit: int) -> bytes:
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     # O_NONBLOCK: a planted pipe must not hang the reader.
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    with open(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -64,7 +64,10 @@ def read_trusted(path: Path, *, limit: int) -> bytes:
             raise PermissionError(errno.EPERM, "another user may have written it", str(path))
         if found.st_size > limit:
             raise OSError(errno.EFBIG, f"more than {limit} bytes", str(path))
-        return file.read(limit + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(limit + 1)
+    finally:
+        os.close(descriptor)
 
 
 def write_new(path: Path, data: bytes) -> None:

@@ -80,27 +80,28 @@ def read_file(path: Path) -> TunedFile:
     """What `path` says. Never raises for bad content: that is ignored, named in `problems` and logged once."""
     try:
         status = os.stat(path)
-        identity = (status.st_mtime_ns, status.st_size, status.st_ino)
-        known = _loaded.get(path)
-        if known is not None and known[0] == identity:
-            return known[1]
-        with open(path, "rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
-        result = _interpret(path, _plain_data(raw, where=str(path)))
-    except FileNotFoundError:
+    except OSError:
         return TunedFile(path, ())
-    except (OSError, StoreError) as error:
-        result = TunedFile(path, (), (f"{error}",), usable=False)
-        identity = identity if not isinstance(error, OSError) else (0, 0, 0)
+    identity = (status.st_mtime_ns, status.st_size, status.st_ino)
+    known = _loaded.get(path)
+    if known is not None and known[0] == identity:
+        return known[1]
+    result = _read(path)
     _loaded[path] = (identity, result)
     if result.problems:
-        more = f" ({len(result.problems) - 1} more like it)" if len(result.problems) > 1 else ""
-        warn_once(
-            f"Ignored part of {path}: {result.problems[0]}{more}"
-            if result.usable
-            else f"Ignored {path}: {result.problems[0]}"
-        )
+        first, *others = result.problems
+        more = f" ({len(others)} more like it)" if others else ""
+        warn_once(f"Ignored {'part of ' if result.usable else ''}{path}: {first}{more}")
     return result
+
+
+def _read(path: Path) -> TunedFile:
+    try:
+        with open(path, "rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+        return _interpret(path, _plain_data(raw, where=str(path)))
+    except (OSError, StoreError) as error:
+        return TunedFile(path, (), (str(error),), usable=False)
 
 
 def forget() -> None:

@@ -77,11 +77,13 @@ def torch_from_cupy(name: str, array: Any) -> torch.Tensor:
             f"A CuPy {name} must be float16, but got {array.dtype}."
             " CuPy has no bfloat16 of its own: pass torch tensors for bf16, or array.astype('float16')."
         )
-    if any(stride < 0 for stride in array.strides):
+    # DLPack and torch know no negative strides: the array is read forwards, and turned by torch.
+    backwards = [axis for axis, stride in enumerate(array.strides) if stride < 0]
+    if backwards:
         _log_copy(name, f"its strides are negative: {tuple(array.strides)} bytes")
-        array = array.copy(order="C")
+        array = array[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in array.strides)]
     tensor: torch.Tensor = from_dlpack(array)
-    return tensor
+    return tensor.flip(backwards) if backwards else tensor
 
 
 def check_inputs(q: object, k: object, v: object) -> Inputs:

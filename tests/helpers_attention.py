@@ -158,3 +158,60 @@ def qkv(
         randn(b, sk, hk, d, dtype=dtype, seed=seed + 1, device=device),
         randn(b, sk, hk, dv or d, dtype=dtype, seed=seed + 2, device=device),
     )
+
+
+@dataclass
+class Device:
+    """Where a case runs: "cuda", or "emulator", which takes CPU tensors through the same path."""
+
+    name: str
+
+    @property
+    def tensors(self) -> str:
+        return "cuda" if self.name == "cuda" else "cpu"
+
+    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **call: Any) -> Any:
+        """`flashsmith.attention` there."""
+        import flashsmith
+        from flashsmith.runtime.attention import use_backend
+        from flashsmith.runtime.captures import read_captures
+
+        if self.name == "cuda":
+            return flashsmith.attention(q, k, v, **call)
+        captures = read_captures(*(call.get(name) for name in ("alibi_slopes", "mask_mod", "score_mod")))
+        assert captures is not None
+        with use_backend(EmulatorBackend(tables=captures.tensors)):
+            return flashsmith.attention(q, k, v, **call)
+
+    def qkv(self, **sizes: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return qkv(device=self.tensors, **sizes)
+
+    def check(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **call: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out, lse) of one call, held against the fp64 reference by the one tolerance rule."""
+        out, lse = self.attention(q, k, v, return_lse=True, **call)
+        assert_right(out, lse, q, k, v, **call)
+        return out, lse
+
+
+def assert_right(
+    out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **call: Any
+) -> None:
+    """Fails unless `out` and `lse` are what the call should give: shapes, dtypes, values."""
+    from flashsmith.runtime.problem import problem_of
+    from flashsmith.runtime.reference import attention_reference
+    from flashsmith.runtime.tensors import dtype_name
+    from flashsmith.runtime.verify import error_and_tolerance, lse_fault
+
+    scale = call.pop("softmax_scale", None)
+    dtype = dtype_name(q.dtype)
+    assert dtype is not None
+    problem = problem_of(dtype=dtype, head_dim=q.shape[3], head_dim_v=v.shape[3], **call)
+    assert out.shape == (*q.shape[:3], v.shape[3]) and out.dtype == q.dtype and out.device == q.device
+    assert lse.shape == (q.shape[0], q.shape[2], q.shape[1]) and lse.dtype == torch.float32
+    error, allowed = error_and_tolerance(problem, q, k, v, out, softmax_scale=scale)
+    assert error <= allowed, f"max|out - ref| = {error:.3e}, allowed {allowed:.3e}"
+    _, exact = attention_reference(q, k, v, mask=problem.mask, score=problem.score, softmax_scale=scale)
+    _, fault = lse_fault(lse, exact)
+    assert not fault, fault

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def run_small(
     threads: int = 128,
     smem_bytes: int = 16384,
     grid: int = 1,
-    **options: object,
+    **options: Any,
 ) -> Report:
     """Runs `text` with the arrays as its pointer arguments, in order, and `numbers` as the ints behind them."""
     addresses = [array.ctypes.data for array in buffers.values()]
@@ -59,5 +60,5 @@ def run_small(
         threads=threads,
         smem_bytes=smem_bytes,
         buffers=host_buffers,
-        **options,  # type: ignore[arg-type]
+        **options,
     )

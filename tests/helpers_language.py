@@ -202,6 +202,9 @@ extern "C" void mask_%(i)d(const m%(i)d::Arguments* args, int b, int h, int rows
   for (int q = 0; q < rows; ++q)
     for (int k = 0; k < keys; ++k) seen[q * keys + k] = m%(i)d::mask_mod(*args, b, h, q, k);
 }
+extern "C" bool sees_%(i)d(const m%(i)d::Arguments* args, int b, int h, int q, int k) {
+  return m%(i)d::mask_mod(*args, b, h, q, k);
+}
 extern "C" void range_%(i)d(const m%(i)d::Arguments* args, int b, int h, int first, int last, int* ends) {
   const KvRange r = m%(i)d::kv_range(*args, b, h, first, last);
   ends[0] = r.visit_begin; ends[1] = r.visit_end; ends[2] = r.full_begin; ends[3] = r.full_end;
@@ -241,9 +244,13 @@ class HostMods:
     def _namespace(self, i: int, text: ModText) -> str:
         members = [f"{ctype} {name};" for ctype, name in self._members(i)]
         functions = (text.mask_function, text.score_function, text.kv_range_function, text.classify_function)
-        stubs = "" if text.mask_function else (
-            "bool mask_mod(const Arguments&, int, int, int, int) { return true; }\n"
-            "KvRange kv_range(const Arguments&, int, int, int, int) { return {}; }\n"
+        stubs = (
+            ""
+            if text.mask_function
+            else (
+                "bool mask_mod(const Arguments&, int, int, int, int) { return true; }\n"
+                "KvRange kv_range(const Arguments&, int, int, int, int) { return {}; }\n"
+            )
         )
         runners = _RUNNERS % {
             "i": i,
@@ -284,6 +291,12 @@ class HostMods:
         self._call(f"mask_{i}", args, b, h, rows, keys, ctypes.c_void_p(out.ctypes.data))
         return out.astype(bool)
 
+    def sees(self, i: int, args: Any, b: int, h: int, q: int, kv: int) -> bool:
+        """mask_mod of mod `i` for one row and key."""
+        function = getattr(self._library, f"sees_{i}")
+        function.restype = ctypes.c_bool
+        return bool(function(args, b, h, q, kv))
+
     def kv_range(self, i: int, args: Any, b: int, h: int, first: int, last: int) -> tuple[int, ...]:
         ends = (ctypes.c_int * 4)()
         self._call(f"range_{i}", args, b, h, first, last, ends)
@@ -300,4 +313,3 @@ class HostMods:
 
     def _call(self, name: str, *args: Any) -> Any:
         return getattr(self._library, name)(*args)
-

@@ -96,7 +96,7 @@ class FakeBench:
         self.timed.append(config)
         if config in self.failing:
             return Timed(self.failing[config], message="invented")
-        return Timed("ok", self._one(config), 0.01, 15)
+        return self._median([self._one(config) for _ in range(15)])
 
     def verify(self, config: KernelConfig) -> Timed:
         self.verified.append(config)
@@ -106,13 +106,16 @@ class FakeBench:
         rounds = [{config: self._one(config) for config in configs} for _ in range(15)]
         times = {}
         for config in configs:
-            samples = sorted(one[config] for one in rounds)
-            spread = (samples[11] - samples[3]) / samples[7]
-            times[config] = Timed("ok", samples[7], spread, 15)
+            times[config] = self._median([one[config] for one in rounds])
         return Final(times, ("sdpa-flash", 2.0))
 
     def close(self) -> None:
         pass
+
+    @staticmethod
+    def _median(samples: list[float]) -> Timed:
+        ordered = sorted(samples)
+        return Timed("ok", ordered[7], (ordered[11] - ordered[3]) / ordered[7], 15)
 
     def _one(self, config: KernelConfig) -> float:
         self.count = getattr(self, "count", 0) + 1
@@ -167,7 +170,7 @@ def echo_handler(prefix: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def compile_handler(spec: dict[str, Any], arch: str, family: str, run_here: bool) -> Any:
-    """A compiler for tests: B_c=16 spills, B_c=32 crashes, num_warps=8 hangs, everything else compiles."""
+    """A compiler for tests: B_c=64 spills, B_c=32 crashes, num_warps=8 hangs, everything else compiles."""
 
     def handle(message: dict[str, Any]) -> dict[str, Any]:
         config = message["config"]
@@ -175,7 +178,7 @@ def compile_handler(spec: dict[str, Any], arch: str, family: str, run_here: bool
             os._exit(3)
         if config["num_warps"] == 8:
             time.sleep(3600)
-        outcome = "spill" if config["B_c"] == 16 else "ok"
+        outcome = "spill" if config["B_c"] == 64 else "ok"
         return {
             "outcome": outcome,
             "registers": 100,
@@ -195,5 +198,34 @@ def missing_compiler_handler(spec: dict[str, Any], arch: str, family: str, run_h
 
     def handle(message: dict[str, Any]) -> dict[str, Any]:
         raise MissingComponentError("NVRTC is missing. Install it.")
+
+    return handle
+
+
+def bench_handler(problem: dict[str, Any], family: str, device: str) -> Any:
+    """A GPU worker for tests: the first five configs of the space are good, wild, hung, refused and poisonous."""
+    from flashsmith.generator.errors import LaunchError
+    from flashsmith.runtime.tune.worker import ContextLost
+
+    good, wild, hung, refused, lost = (config.to_dict() for config in SPACE[:5])
+
+    def handle(message: dict[str, Any]) -> dict[str, Any]:
+        if message["do"] == "identity":
+            values = {**DEVICE.to_dict(), "cc": [9, 0]}
+            return {"device": values, "driver": "580.1", "load": ""}
+        for config in message.get("configs", [message.get("config")]):
+            if config == wild:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if config == hung:
+                time.sleep(3600)
+            if config == refused:
+                raise LaunchError("refused")
+            if config == lost:
+                raise ContextLost("an illegal address")
+            assert config == good
+        one = {"outcome": "ok", "ms_median": 1.0, "ms_spread": 0.0, "n": 9}
+        if message["do"] == "final":
+            return {"times": [one] * len(message["configs"]), "baseline": ["sdpa-flash", 2.0], "note": ""}
+        return {"outcome": "ok"} if message["do"] == "verify" else one
 
     return handle

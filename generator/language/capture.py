@@ -135,12 +135,17 @@ class Captures:
 
     def unique(self, name: str) -> str:
         """`name` as an identifier of C++ that no other captured value has."""
-        base = re.sub(r"[^A-Za-z0-9_]", "x", name).strip("_")[:20] or "value"
-        base = base if is_slot_name(base) else f"v_{base}_"
+        base = re.sub(r"[^A-Za-z0-9_]", "x", name).strip("_")[:16].rstrip("_") or "value"
+        if not base[0].isalpha():
+            base = f"v{base}"
+        # The arguments of tables have such names.
+        if re.search(r"_(stride|size)(_\d+)?\Z", base):
+            base = f"{base}_v"
         found, count = base, 1
         while found in self._names:
             count += 1
             found = f"{base}_{count}"
+        assert is_slot_name(found)
         self._names.add(found)
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from ..errors import TraceError
 from .capture import Captures
@@ -14,13 +14,12 @@ from .simplify import simplify
 from .trace import Traced, substitute, trace_mask, trace_score
 
 Mod = Traced | Graph | Callable[..., Any]
-_G = TypeVar("_G")
 
 
-@overload
-def and_masks(*masks: Graph) -> Graph: ...
 @overload
 def and_masks(*masks: Traced | Callable[..., Any]) -> Traced: ...
+@overload
+def and_masks(*masks: Graph) -> Graph: ...
 def and_masks(*masks: Mod) -> Traced | Graph:
     """The mask that shows a key if all `masks` do; no masks at all show every key.
 
@@ -31,18 +30,18 @@ def and_masks(*masks: Mod) -> Traced | Graph:
 
 
 @overload
-def or_masks(*masks: Graph) -> Graph: ...
-@overload
 def or_masks(*masks: Traced | Callable[..., Any]) -> Traced: ...
+@overload
+def or_masks(*masks: Graph) -> Graph: ...
 def or_masks(*masks: Mod) -> Traced | Graph:
     """The mask that shows a key if any of `masks` does; no masks at all show none."""
     return _combine("mask", masks, lambda roots: _fold("or", roots))
 
 
 @overload
-def compose_scores(*scores: Graph) -> Graph: ...
-@overload
 def compose_scores(*scores: Traced | Callable[..., Any]) -> Traced: ...
+@overload
+def compose_scores(*scores: Graph) -> Graph: ...
 def compose_scores(*scores: Mod) -> Traced | Graph:
     """The score modification that applies `scores` from left to right; none at all leave the score as it is."""
     return _combine("score", scores, _chain)

@@ -22,14 +22,17 @@ TABLE_TYPES = {
     "uint8": ("unsigned char", "ld_global_u8"), "bool": ("unsigned char", "ld_global_u8"),
 }  # fmt: skip
 
-#: Names a local constant must not hide: parameters, and the words of C++.
+#: Names a local constant must not hide: parameters, the words of C++, and the functions it may call.
 _TAKEN = """
 args b h q_idx kv_idx score q_first q_last kv_first kv_last range u16 u32 int long float bool const if else return
 static_cast true false unsigned char for while do new delete this auto double short signed void class struct union enum
 switch case default break continue goto register static template typename operator private public protected virtual
 using namespace try catch throw typedef extern inline volatile explicit export friend mutable sizeof and or not xor
 nullptr asm constexpr decltype noexcept alignas alignof typeid bitand bitor compl thread_local static_assert wchar_t
-const_cast dynamic_cast reinterpret_cast and_eq or_eq xor_eq not_eq char16_t char32_t
+const_cast dynamic_cast reinterpret_cast and_eq or_eq xor_eq not_eq char16_t char32_t friend
+mask_mod score_mod kv_range classify_tile negative_infinity floor_div_s32 floor_div_s64 floor_mod_s32 floor_mod_s64
+ld_global_f32 ld_global_f16 ld_global_bf16 ld_global_s32 ld_global_s64 ld_global_u8 max_f32 min_f32 abs_f32 exp_f32
+log_f32 tanh_f32 sqrt_f32 max_s32 min_s32 abs_s32 max_s64 min_s64 abs_s64
 """
 _DIAGONAL = build("sub", leaf("seqlen_k"), leaf("seqlen_q"))
 #: Subexpressions that deserve a word. A row's position is that of the key on its diagonal, aligned bottom-right.
@@ -145,8 +148,11 @@ class Statements:
         if len(line) <= COLUMNS:
             self.lines.append(line)
         else:
-            self.lines.append(f"{INDENT}const {element}* {name}_gmem = {table} + {steps[0]};")
-            self.lines += [f"{INDENT}{name}_gmem += {step};" for step in steps[1:]]
+            start = f"{INDENT}const {element}* {name}_gmem = {table}"
+            if steps and len(start) + len(f" + {steps[0]};") <= COLUMNS:
+                start += f" + {steps.pop(0)}"
+            self.lines.append(f"{start};")
+            self.lines += [f"{INDENT}{name}_gmem += {step};" for step in steps]
             self.lines.append(f"{INDENT}const {ctype(node)} {name} = {primitive}({name}_gmem){is_set};")
         self._texts[node] = name, ATOM
 
@@ -160,23 +166,42 @@ class Statements:
 
     def _step(self, index: Node, dimension: int, table: str) -> str:
         """The offset along one dimension, never outside the table."""
+        stride, last = f"{table}_stride_{dimension}", _last_index(index, f"{table}_size_{dimension}")
         text, precedence = self._texts[index]
-        kind = index_kind(index)
-        if kind in ("q_idx", "kv_idx"):
-            text = f"min_s32({text}, args.{'seqlen_q' if kind == 'q_idx' else 'seqlen_k'} - 1)"
-        elif kind == "size":
-            s = suffix(index)
-            text = f"max_{s}({text}, 0)" if index.range[0] < 0 else text
-            text = f"min_{s}({text}, {table}_size_{dimension} - 1)"
-        elif precedence != ATOM:
-            text = f"({text})"
-        step = f"{text} * {table}_stride_{dimension}"
+        if last is None:
+            return f"{text if precedence == ATOM else f'({text})'} * {stride}"
+        s = suffix(index)
+
+        def low(text: str) -> str:
+            return f"max_{s}({text}, 0)" if index.range[0] < 0 else text
+
+        place = f"min_{s}({low(text)}, {last})"
         # Beside the name of its pointer, `_gmem += ` and the indent.
-        if len(step) + len(table) + 16 > COLUMNS:
-            name = self._local_name("index", True)
-            self.lines.append(f"{INDENT}const {ctype(index)} {name} = {text};")
-            step = f"{name} * {table}_stride_{dimension}"
-        return step
+        if len(place) <= COLUMNS - len(stride) - len(table) - 19:
+            return f"{place} * {stride}"
+        if len(self._index_line(index, self._longest, place)) > COLUMNS:  # one line a bound
+            if index.args and not self._is_name(index):
+                self._declare(index)
+            place = f"min_{s}({self._declare_index(index, low(self._texts[index][0]))}, {last})"
+        return f"{self._declare_index(index, place)} * {stride}"
+
+    def _declare_index(self, index: Node, text: str) -> str:
+        if text.isidentifier():
+            return text
+        name = self._local_name("index", True)
+        self.lines.append(self._index_line(index, name, text))
+        return name
+
+    def _index_line(self, index: Node, name: str, text: str) -> str:
+        return f"{INDENT}const {ctype(index)} {name} = {text};"
+
+
+def _last_index(index: Node, size: str) -> str | None:
+    """The last index of the dimension that `index` reads, or None where the launch has checked that it is inside."""
+    kind = index_kind(index)
+    if kind in ("q_idx", "kv_idx"):
+        return f"args.{'seqlen_q' if kind == 'q_idx' else 'seqlen_k'} - 1"
+    return f"{size} - 1" if kind == "size" else None
 
 
 def index_kind(index: Node) -> str:

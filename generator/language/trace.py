@@ -33,6 +33,12 @@ class Traced:
     scalars: tuple[int | float, ...] = ()
     tables: tuple[Any, ...] = ()
 
+    def __call__(self, *args: Any) -> Any:
+        raise TraceError(
+            f"A traced {self.graph.kind} can only be called inside another mask or score function that captures it."
+            " Use flashsmith.generator.language.evaluate.evaluate(graph, ...) to compute its value."
+        )
+
     def inline_into(self, captures: Captures) -> Callable[..., Value]:
         """This graph as a function of traced values, its captures added to `captures`."""
         slots: dict[Any, Any] = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -36,8 +38,22 @@ def load_command(name: str) -> Any:
     module = importlib.import_module(f"{__package__}.{name}")
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     examples = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in module.EXAMPLES)
-    single.command(name, epilog=examples)(module.command)
+    single.command(name, epilog=examples)(_interruptible(module.command))
     return typer.main.get_command(single)
+
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """`command`, ended by Ctrl-C with a word and exit code 130."""
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        try:
+            command(**options)
+        except KeyboardInterrupt:
+            typer.echo("Interrupted.", err=True)
+            raise typer.Exit(130) from None
+
+    return run
 
 
 def _print_version(wanted: bool) -> None:

@@ -34,8 +34,11 @@ def command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the rows to this file as JSON, too.")] = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Compare flashsmith with torch's back ends: cold L2, shuffled order, outputs checked, clocks noted."""
-    from ...generator.errors import MissingComponentError
+    """Compare with torch's back ends on this GPU.
+
+    One run, in turns and shuffled order, cold L2, outputs checked, clocks noted.
+    """
+    from ...generator.errors import MissingComponentError, UsageError, unknown_name_message
     from ..bench import PROVIDERS, bench, standard_cases
 
     index = o.gpu_index(device)
@@ -43,6 +46,9 @@ def command(
     masks = (False, True) if causal == full else (causal,)
     names = tuple(name.strip() for name in providers.split(",")) if providers else PROVIDERS
     cases = standard_cases(dims, dtype=dtype, causal=masks, seqlens=o.parse_lengths(seqlens))
+    for name in names:
+        if name not in PROVIDERS:
+            raise UsageError(unknown_name_message("provider", name, PROVIDERS))
     if o.gpu_info(index) is None:
         raise MissingComponentError(
             "`flashsmith bench` times kernels on a GPU, and none was found. Run it on a machine with one; `flashsmith"

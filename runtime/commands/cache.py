@@ -12,7 +12,7 @@ from . import options as o
 from .output import console, print_json, table
 
 EXAMPLES = ("flashsmith cache", "flashsmith cache --prune 200M", "flashsmith cache --clear")
-_SIZE = re.compile(r"(\d+)\s*([kKmMgG]?)[bB]?$")
+_SIZE = re.compile(r"([0-9]+)\s*([kKmMgG]?)[bB]?$")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 

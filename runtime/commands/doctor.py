@@ -12,7 +12,11 @@ _MARKS = {"ok": "ok", "warning": "warn", "missing": "MISSING"}
 
 
 def command(as_json: o.AsJson = False) -> None:
-    """Check Python, torch, NVRTC, driver, GPU, folders and the C++ compiler; exit code 1 if something is missing."""
+    """Check what this machine has and lacks.
+
+    Python, torch, NVRTC, driver, GPU, folders, C++ compiler: what was found, what is needed, and the remedy.
+    Exit code 1 if something is missing.
+    """
     from ... import __version__
     from ..doctor import MISSING, diagnose
     from ..variables import VARIABLES

@@ -46,7 +46,10 @@ def command(
     seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs and of the random schedule.")] = 0,
     as_json: o.AsJson = False,
 ) -> None:
-    """Run the kernel for a problem on the CPU and report every rule it breaks; exit code 1 if there is one."""
+    """Run a kernel on the CPU and check it.
+
+    Reports every rule that the kernel breaks, and its error against the fp64 reference; exit code 1 if it is not right.
+    """
     import torch
 
     from ...generator.errors import UsageError, unknown_name_message

@@ -19,7 +19,7 @@ logger = logging.getLogger("flashsmith.cli")
 
 #: The architecture that commands assume where there is neither a GPU nor an --arch: every family's oldest.
 FALLBACK_ARCH = "sm_80"
-_LENGTH = re.compile(r"(\d+)\s*([kKmM]?)$")
+_LENGTH = re.compile(r"([0-9]+)\s*([kKmM]?)$")
 _FACTORS = {"": 1, "k": 1024, "m": 1024 * 1024}
 
 HeadDim = Annotated[int, typer.Option("--head-dim", "-d", help="Last dimension of Q and K: a multiple of 8 up to 256.")]
@@ -161,8 +161,8 @@ def config_from(
         config, source = family.default_config(spec, arch), "default"
     else:
         info = gpu_info()
-        here = info is not None and info.cc == arch.cc
-        resolution = resolve(spec, arch, info.name if here else None, shape, family)
+        name = info.name if info is not None and info.cc == arch.cc else None
+        resolution = resolve(spec, arch, name, shape, family)
         config, source = resolution.config, resolution.source
     if settings:
         config, source = with_settings(config, settings), "given"

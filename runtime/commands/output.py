@@ -43,13 +43,14 @@ def table(
     """A table of text cells; the columns named in `right` are right-aligned."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     result = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     aligned = set(right)
     for column in columns:
         result.add_column(column, justify="right" if column in aligned else "left", overflow="fold")
     for row in rows:
-        result.add_row(*(str(cell) for cell in row))
+        result.add_row(*(Text(str(cell)) for cell in row))  # no markup: masks hold brackets
     return result
 
 

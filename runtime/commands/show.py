@@ -40,7 +40,7 @@ def command(
     nheads_k: o.NHeadsK = 0,
     as_json: o.AsJson = False,
 ) -> None:
-    """List the tuned configs on this machine, or show what one call would use."""
+    """List tuned configs, or what one call uses."""
     if call:
         head_dim = head_dim or 128
         problem = o.problem_from(

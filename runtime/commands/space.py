@@ -31,7 +31,7 @@ def command(
     every: Annotated[bool, typer.Option("--all", help="Print every excluded config with its reason.")] = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Show which configs can run a problem, and why the others cannot."""
+    """Show the valid configs, and why others are not."""
     from ...generator.families import families_for
 
     problem = o.problem_from(

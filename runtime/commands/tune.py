@@ -20,6 +20,8 @@ EXAMPLES = (
     "flashsmith tune -d 64 --causal --seqlens 1k,4k --arch sm_80        (no GPU: a prediction)",
     "flashsmith tune -d 128 --seqlens 4k --exhaustive --log d128.jsonl  (times every valid config once)",
 )
+#: A whole run on a GPU, unless said otherwise or exhaustive.
+BUDGET_SECONDS = 60.0
 _PHASES = {"compile": "compiling", "time": "timing", "prove": "proving", "final": "final"}
 
 
@@ -42,7 +44,9 @@ def command(
     device: Annotated[str, typer.Option("--device", help="cuda, cuda:1, ...; default: the first GPU.")] = "",
     predict: Annotated[bool, typer.Option("--predict", help="Predict for --arch though there is a GPU.")] = False,
     gpu_name: Annotated[str, typer.Option("--gpu", help="With a prediction: the GPU model, as torch names it.")] = "",
-    budget: Annotated[float, typer.Option("--budget", help="Seconds for the whole run on a GPU; 0: no limit.")] = -1.0,
+    budget: Annotated[
+        float | None, typer.Option("--budget", help="Seconds for the whole run on a GPU; 0: no limit; default: 60.")
+    ] = None,
     trials: Annotated[int, typer.Option("--trials", help="Timed configs per length at most.", min=1)] = 60,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Time every valid config once.")] = False,
     max_compile: Annotated[int, typer.Option("--max-compile", help="With a prediction: configs compiled.", min=1)] = 96,
@@ -56,10 +60,11 @@ def command(
     resume: Annotated[bool, typer.Option("--resume/--fresh", help="Go on with an interrupted run's trials.")] = True,
     as_json: o.AsJson = False,
 ) -> None:
-    """Find the fastest right kernel for a problem, and write it to YAML."""
+    """Search the fastest right kernel, write it to YAML."""
     import math
 
     from ...generator.arch import arch_from_cc
+    from ...generator.errors import UsageError
     from ..tune.request import TuneRequest
     from ..tune.study import tune
 
@@ -71,7 +76,9 @@ def command(
         o.shape_from(str(length), head_dim=head_dim, seqlen_k=seqlen_k, batch=batch, nheads=nheads, nheads_k=nheads_k)
         for length in o.parse_lengths(seqlens)
     )
-    seconds = budget if budget > 0 else math.inf if exhaustive or budget == 0 else 60.0
+    if budget is not None and not budget >= 0:
+        raise UsageError(f"--budget must be a number of seconds >= 0, but got {budget}.")
+    seconds = (math.inf if exhaustive else BUDGET_SECONDS) if budget is None else budget or math.inf
     request = TuneRequest(
         problem=o.problem_from(
             head_dim=head_dim,

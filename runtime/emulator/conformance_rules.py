@@ -89,7 +89,7 @@ class ErrorRule:
     def compare(self, gpu: Any, engine: Any, arrays: Mapping[str, Any]) -> Comparison:
         import numpy as np
 
-        g, e = gpu.view(np.float32).astype(np.float64), engine.view(np.float32).astype(np.float64)
+        g, e = _doubles(gpu), _doubles(engine)
         finite = np.isfinite(g) & np.isfinite(e)
         same_kind = (np.isnan(g) == np.isnan(e)) & ((g == e) | ~(np.isinf(g) | np.isinf(e)))
         with np.errstate(invalid="ignore"):
@@ -130,7 +130,7 @@ class MmaRule:
         different = np.zeros(exact.shape, dtype=bool)
         worst = 0.0
         for words in (gpu, engine):
-            value = words.view(np.float32).astype(np.float64).reshape(exact.shape)
+            value = _doubles(words).reshape(exact.shape)
             finite = np.isfinite(exact)
             with np.errstate(invalid="ignore"):
                 error = np.where(finite, np.abs(value - exact), 0.0)
@@ -152,7 +152,7 @@ def exact_mma(dtype: str, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
 
     a_words = arrays["in"].reshape(-1, 32, 4)
     b_words = arrays["in2"].reshape(-1, 32, 2)
-    c = arrays["in3"].reshape(-1, 32, 4).view(np.float32).astype(np.float64)
+    c = _doubles(arrays["in3"]).reshape(-1, 32, 4)
     blocks = a_words.shape[0]
     a, b = np.zeros((blocks, 16, 16)), np.zeros((blocks, 16, 8))
     rows, columns = np.zeros((32, 4), dtype=int), np.zeros((32, 4), dtype=int)
@@ -169,12 +169,20 @@ def exact_mma(dtype: str, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
         return product[:, rows, columns] + c, magnitude[:, rows, columns] + np.abs(c)
 
 
+def _doubles(words: Any) -> Any:
+    """The words as fp32 values, widened. A signalling NaN is a NaN."""
+    import numpy as np
+
+    with np.errstate(invalid="ignore"):
+        return words.view(np.float32).astype(np.float64)
+
+
 def _half(dtype: str, words: Any) -> Any:
     import numpy as np
 
     bits = (words & 0xFFFF).astype(np.uint32)
     if dtype == "bf16":
-        return (bits << 16).view(np.float32).astype(np.float64)
+        return _doubles(bits << 16)
     return bits.astype(np.uint16).view(np.float16).astype(np.float64)
 
 

@@ -10,6 +10,10 @@
 
 #include "memory.h"
 
+#if EMULATOR_ASAN
+extern "C" void __asan_poison_memory_region(void const volatile* address, std::size_t size);
+#endif
+
 namespace emulator {
 namespace {
 
@@ -45,14 +49,17 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-// A copy of `bytes` that lies like the caller's within 256 bytes, and ends where AddressSanitizer's
-// red zone begins.
+// A copy of `bytes` that lies like the caller's within 256 bytes; AddressSanitizer's red zones
+// touch both of its ends.
 void place_buffer(Buffer& buffer, const u8* bytes) {
   const u64 front = buffer.origin % 256;
   void* memory = nullptr;
   if (posix_memalign(&memory, 256, front + buffer.bytes + (buffer.bytes == 0 ? 1 : 0)) != 0)
     Reader::fail("out of memory");
   buffer.memory = static_cast<u8*>(memory) + front;
+#if EMULATOR_ASAN
+  __asan_poison_memory_region(memory, front);
+#endif
   if (buffer.bytes > 0) std::memcpy(buffer.memory, bytes, buffer.bytes);
 }
 

@@ -115,7 +115,7 @@ def read_report(path: Path, outcome: Outcome, text: HostText, *, flavour: str, s
     """The report of one run: the engine's own findings, then the sanitizers', then how the process ended."""
     raw = path.read_text() if path.exists() else ""
     entries = [json.loads(line) for line in _with_symbols(raw, outcome.program).splitlines()]
-    tail = next((entry for entry in entries if "counters" in entry), {})
+    tail: dict[str, Any] = next((entry for entry in entries if "counters" in entry), {})
     findings = [_finding(entry) for entry in entries if "counters" not in entry]
     findings += _sanitizer_findings(outcome.stderr, text.file_name)
     if outcome.returncode != 0 and not findings:

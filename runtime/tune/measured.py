@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
 from ...generator.errors import TuneError
-from ...generator.families.base import Family, KernelConfig
-from ...generator.spec import AttentionSpec, ProblemShape
-from ..store_schema import Provenance
-from .bench_client import Bench, Final, Identity, Timed
-from .compile_pool import Compiled, CompilePool
-from .finals import Decision, Finalist, decide
-from .gpus import GpuModel
-from .log import Trial, TrialLog
+from ...generator.families.base import KernelConfig
+from ...generator.spec import ProblemShape
+from .bench_client import Timed
+from .compile_pool import Compiled
+from .job import Job
+from .leaders import final_decision, verified_leaders
+from .log import Trial
 from .records import measured_record
-from .request import BucketResult, Progress, ProgressFunction, TuneRequest
+from .request import BucketResult, Progress
 from .search import Search
 from .seeds import rank_by_model, seeds_for, stored_configs
 from .tiles import TileCounter
@@ -26,35 +24,8 @@ logger = logging.getLogger("flashsmith.tune")
 
 #: Proposals made, and compiled in parallel, at a time.
 BATCH = 8
-#: A finalist's search time is within this factor of the best one's; at most this many, the default beside them.
-FINAL_FACTOR = 1.08
-FINALISTS = 6
 #: Share of a bucket's time that the final keeps.
 FINAL_SHARE = 0.2
-
-
-@dataclass
-class Job:
-    """What the buckets of one measured request share."""
-
-    request: TuneRequest
-    spec: AttentionSpec
-    family: Family
-    space: tuple[KernelConfig, ...]
-    pool: CompilePool
-    bench: Bench
-    log: TrialLog
-    identity: Identity
-    provenance: Provenance
-    gpu: GpuModel
-    progress: ProgressFunction
-    #: Configs found wrong, crashing or hanging at any shape: never tried again in this run.
-    poisoned: dict[KernelConfig, str] = field(default_factory=dict)
-    verified: dict[KernelConfig, Timed] = field(default_factory=dict)
-
-    @property
-    def default(self) -> KernelConfig:
-        return self.family.default_config(self.spec, self.request.arch)
 
 
 def tune_bucket(
@@ -69,14 +40,13 @@ def tune_bucket(
         _try_all(job, shape, trials, search_ends)
     else:
         _search(job, shape, tiles, earlier, trials, search_ends)
-    leaders = _verified_leaders(job, shape, trials)
+    leaders = verified_leaders(job, shape, trials)
     if not leaders:
         raise TuneError(
             f"A winner must match the reference, but none of {len(trials)} candidates for {job.spec} at {shape} did"
             f" ({_summary(trials)}). Nothing was written; the trials are in {job.log.path}."
         )
-    final = job.bench.final(leaders, shape)
-    decision = _decide(job, leaders, trials, final)
+    decision, final = final_decision(job, shape, leaders, trials)
     record = measured_record(job, shape, decision, final, tiles)
     job.log.write(
         {
@@ -173,69 +143,6 @@ def _one_trial(job: Job, shape: ProblemShape, compiled: Compiled, best_ms: float
     )
     job.log.write(trial.to_dict())
     return trial
-
-
-def _verified_leaders(job: Job, shape: ProblemShape, trials: list[Trial]) -> list[KernelConfig]:
-    """The fastest configs that are right, and the default if it is; a wrong one becomes a trial of its own."""
-    timed = sorted((t for t in trials if t.ms_median is not None), key=lambda t: t.ms_median or 0.0)
-    leaders: list[KernelConfig] = []
-    limit = None
-    for trial in timed:
-        config = job.family.config_type.from_dict(trial.config)
-        if len(leaders) == FINALISTS or (limit is not None and (trial.ms_median or 0.0) > limit):
-            break
-        if _is_right(job, shape, trial, config, trials):
-            leaders.append(config)
-            limit = limit or FINAL_FACTOR * (trial.ms_median or 0.0)
-            job.progress(Progress("prove", len(leaders), FINALISTS, shape, timed[0].ms_median))
-    default = job.default
-    if default not in leaders:
-        trial_of_default = next((t for t in timed if t.config == default.to_dict()), None)
-        if trial_of_default is not None and _is_right(job, shape, trial_of_default, default, trials):
-            leaders.append(default)
-    return leaders
-
-
-def _is_right(job: Job, shape: ProblemShape, trial: Trial, config: KernelConfig, trials: list[Trial]) -> bool:
-    if config in job.poisoned:
-        return False
-    if config not in job.verified:
-        job.verified[config] = job.bench.verify(config)
-    verdict = job.verified[config]
-    if verdict.outcome == "ok":
-        return True
-    job.poisoned[config] = verdict.outcome
-    logger.warning("%s may not win (%s): %s", config, verdict.outcome, verdict.message)
-    failed = replace(trial, outcome=verdict.outcome, ms_median=None, message=verdict.message[:500])
-    trials.append(failed)
-    job.log.write(failed.to_dict())
-    return False
-
-
-def _decide(job: Job, leaders: Sequence[KernelConfig], trials: Sequence[Trial], final: Final) -> Decision:
-    """The decision on the final's times; where the final failed, on the search's own."""
-    by_key = {trial.key: trial for trial in trials if trial.ms_median is not None}
-    order = {config: position for position, config in enumerate(job.space)}
-    finalists = []
-    for config in leaders:
-        trial = by_key[tuple(sorted(config.to_dict().items()))]
-        timed = final.times.get(config) or Timed("ok", trial.ms_median, trial.ms_spread, trial.n)
-        if timed.ms_median is None:
-            continue
-        finalists.append(
-            Finalist(
-                config,
-                timed.ms_median,
-                timed.ms_spread,
-                timed.n,
-                trial.smem_bytes,
-                trial.registers,
-                order.get(config, 0),
-            )
-        )
-    if not finalists:
-        raise TuneError(f"No finalist could be timed for {job.spec}: {final.note or 'all failed'}.")
-    return decide(finalists, job.default)
 
 
 def _summary(trials: Sequence[Trial]) -> str:

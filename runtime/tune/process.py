@@ -24,7 +24,6 @@ START_SECONDS = 120.0
 _STDERR_TAIL = 2000
 #: The child imports from where this process does, and nothing of this process's main module.
 _CHILD = "import sys; sys.path[:] = {path!r}; from flashsmith.runtime.tune.worker import main; main()"
-_EOF = None
 
 
 class WorkerCrashed(TuneError):
@@ -102,8 +101,8 @@ class WorkerProcess:
             self.close()
             raise WorkerTimeout(f"No reply within {timeout:.0f} s; the worker process was ended.") from None
         except OSError:
-            line = _EOF
-        if line is _EOF:
+            line = None
+        if line is None:
             raise WorkerCrashed(self._last_words())
         reply: dict[str, Any] = json.loads(line)
         if reply.pop("ends", False):
@@ -134,7 +133,7 @@ def _pump(stream: IO[str] | None, replies: queue.Queue[str | None]) -> None:
     with contextlib.suppress(ValueError, OSError), stream:
         for line in stream:
             replies.put(line)
-    replies.put(_EOF)
+    replies.put(None)  # the end of the child's replies
 
 
 def _kill_tree(process: subprocess.Popen[str]) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .bench_client import Final
     from .cost_model import Estimate
     from .finals import Decision
-    from .measured import Job
+    from .job import Job
 
 DIGEST_CHARS = 16
 

@@ -17,8 +17,9 @@ from ..variables import cache_dir
 from .bench_client import Bench, Identity, WorkerBench
 from .compile_pool import CompilePool
 from .gpus import GpuModel, gpu_model
+from .job import Job
 from .log import TrialLog, unfinished_trials
-from .measured import Job, tune_bucket
+from .measured import tune_bucket
 from .predicted import PredictJob, log_progress, predict
 from .prover import Prover
 from .records import current_provenance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,7 +72,8 @@ BUGS: Mapping[str, tuple[str, str, str]] = {
         "in-flight",
         "reads byte",
         f"{TILE}  cp_async_16(tile + t * 16, args.in, 16);\n  cp_async_wait_group<0>();\n"
-        "  u32 r[4];\n  ld_shared_v4(r, tile + t * 16);  // BUG\n  cp_async_commit_group();\n  cp_async_wait_group<0>();",
+        "  u32 r[4];\n  ld_shared_v4(r, tile + t * 16);  // BUG\n  cp_async_commit_group();\n"
+        "  cp_async_wait_group<0>();",
     ),
     "store into a copy in flight": (
         "in-flight",
@@ -152,7 +154,7 @@ BUGS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def run(body: str, **options: object) -> Report:
+def run(body: str, **options: Any) -> Report:
     arrays = {"in": np.zeros(512, np.float32), "out": np.zeros(512, np.float32)}
     return run_small(small_kernel(body, ARGUMENTS), arrays, (0,), **options)
 
@@ -179,7 +181,10 @@ def test_one_finding_a_kind_and_place_and_the_rest_counted() -> None:
 
 
 def test_an_endless_loop_ends_at_the_time_limit() -> None:
-    body = "  const int t = thread_index();\n  barrier_sync();\n  while (t == 40 && args.n == 0) asm volatile(\"\");\n  barrier_sync();"
+    body = """  const int t = thread_index();
+  barrier_sync();
+  while (t == 40 && args.n == 0) asm volatile("");
+  barrier_sync();"""
     report = run(body, time_limit=1)
     assert report.kinds == {"timeout"}
     assert "thread 40 (warp 1)" in report.findings[0].message

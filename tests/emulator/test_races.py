@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,7 +113,7 @@ EARLY_REUSE = small_kernel(
 )
 
 
-def run(text: HostText, **options: object) -> tuple[Report, np.ndarray]:
+def run(text: HostText, **options: Any) -> tuple[Report, np.ndarray]:
     rng = np.random.default_rng(0)
     arrays = {
         "in": rng.integers(0, 2**16, 8 * 512, dtype=np.uint32).view(np.float32),

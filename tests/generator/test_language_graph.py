@@ -141,7 +141,7 @@ LE = ["le", [0, 1], None]
         node_rows(KV, ["const", [], "9" * 100], LE),
         node_rows(KV, ["scalar", [], ["w; asm volatile", "int32"]], LE),
         node_rows(KV, ["scalar", [], ["w\n", "int32"]], LE),
-        node_rows(KV, ["scalar", [], ["w" * 40, "int32"]], LE),
+        node_rows(KV, ["scalar", [], ["w" * 25, "int32"]], LE),
         node_rows(KV, ["scalar", [], ["a_stride_0", "int32"]], LE),
         node_rows(KV, ["scalar", [], ["w", "int8"]], LE),
         node_rows(KV, ["scalar", [], ["w", ["int32"]]], LE),

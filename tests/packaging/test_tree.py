@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,11 @@ import pytest
 SHIPPED = ("generator", "runtime", "templates", "tuned_configs")
 #: Modules come with their package; notes are for people who read the checkout.
 NO_PATTERN_NEEDED = {".py", ".md"}
+
+#: The name of a dependency's module, where it is not the dependency's own.
+MODULES = {"PyYAML": "yaml"}
+#: What the extras [cuda12] and [cuda13] bring.
+OPTIONAL_MODULES = {"cupy", "cupy_backends", "pynvml"}
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +64,23 @@ def test_every_data_file_matches_a_pattern(repo_root: Path, pyproject: dict[str,
             if path not in listed:
                 forgotten.append(str(path.relative_to(repo_root)))
     assert not forgotten, "add a pattern to [tool.setuptools.package-data]"
+
+
+def test_dependencies_are_what_the_package_imports(repo_root: Path, pyproject: dict[str, Any]) -> None:
+    imported: set[str] = set()
+    for path in (
+        *repo_root.glob("*.py"),
+        *(repo_root / "generator").rglob("*.py"),
+        *(repo_root / "runtime").rglob("*.py"),
+    ):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported.update(alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+                imported.add(node.module.split(".")[0])
+    listed = {re.split(r"[<>=]", line)[0] for line in pyproject["project"]["dependencies"]}
+    modules = {MODULES.get(name, name) for name in listed}
+    assert imported - sys.stdlib_module_names - {"flashsmith"} - OPTIONAL_MODULES == modules
 
 
 def test_version_is_the_first_of_the_changelog(repo_root: Path, pyproject: dict[str, Any]) -> None:

@@ -195,6 +195,19 @@ def test_a_planted_file_is_a_miss(cache: KernelCache, name: str, plant: str) -> 
     assert cache.load(KEY) is None
 
 
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path = Path(os.devnull)
+    with pytest.raises(OSError, match="not a regular file"):
+        private_folder.read_trusted(path, limit=100)
+
+
 def test_a_file_another_process_holds_is_a_miss(cache: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows refuses a reader while the entry is being replaced."""
     cache.store(KEY, ENTRY)

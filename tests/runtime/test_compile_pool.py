@@ -172,6 +172,32 @@ def test_default_workers_is_what_this_process_may_use() -> None:
     assert 1 <= compile_pool.default_workers() <= (os.cpu_count() or 1)
 
 
+NOISY = """
+import os, sys
+sys.path[:] = {path!r}
+from flashsmith.generator.errors import CompileError
+from flashsmith.runtime import compile_pool, compiler
+
+def compile_kernel(*args, **options):
+    os.write(1, b"a library prints to file descriptor 1\\n")
+    print("and Python to sys.stdout")
+    raise CompileError("the answer")
+
+compiler.compile_kernel = compile_kernel
+compile_pool.main()
+"""
+
+
+def test_a_library_that_prints_does_not_break_the_protocol() -> None:
+    from flashsmith.generator.families import families_for
+    from flashsmith.generator.spec import AttentionSpec
+
+    spec = AttentionSpec()
+    config = families_for(spec, SM_90)[0].default_config(spec, SM_90)
+    (outcome,) = compile_many([CompileJob(spec, config, SM_90)], worker_program=NOISY)
+    assert (outcome.failure, outcome.message) == ("compile", "the answer")
+
+
 REAL = textwrap.dedent(
     """
     import sys

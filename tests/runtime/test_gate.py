@@ -80,6 +80,7 @@ def test_several_functions_are_added_up() -> None:
     assert found.registers == 168
     assert found.spill_store_bytes == 1020
     assert found.smem_bytes == 1024
+    assert parse_report(SPILLS + SPILLS).spill_load_bytes == 2 * 1092
 
 
 def test_advisories_are_kept_once_without_their_prefix() -> None:

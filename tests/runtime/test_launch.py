@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import threading
 
 import pytest
@@ -17,7 +18,7 @@ from flashsmith.generator.errors import CaptureError
 from flashsmith.generator.families import family_named
 from flashsmith.generator.families.base import ArgumentField
 from flashsmith.generator.spec import ProblemShape
-from flashsmith.runtime.launch import ArgumentBlock, prepare
+from flashsmith.runtime.launch import ArgumentBlock, ArgumentLayout, prepare
 from flashsmith.runtime.problem import Problem, problem_of
 
 FAMILY = family_named("forward_sm80")
@@ -206,8 +207,9 @@ def test_a_failed_launch_leaves_the_plan_usable():
 def test_a_missing_value_is_an_error_not_a_zero():
     fields = (ArgumentField("long long", "a", ""), ArgumentField("int", "b", ""))
     with pytest.raises(KeyError, match="b"):
-        ArgumentBlock(fields, {"a": 1})
-    assert ArgumentBlock(fields, {"a": 1, "b": 2}).offsets == {"a": 0, "b": 8}
+        ArgumentBlock(ArgumentLayout(fields), {"a": 1})
+    block = ArgumentBlock(ArgumentLayout(fields), {"a": 1, "b": 2})
+    assert block.offsets == {"a": 0, "b": 8} and block.image == struct.pack("=qi4x", 1, 2)
 
 
 def test_the_record_prints_what_was_used():

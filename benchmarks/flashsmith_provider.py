@@ -1,0 +1,49 @@
+"""flashsmith as a provider of a benchmark harness that compares attention libraries case by case.
+
+The harness imports this file as a plug-in and gives each case as a dictionary (suite, B, N, M, H, Hk, d, causal,
+layout, dtype) with input sets `data.q[i]`, `data.k[i]`, `data.v[i]`, (batch, seqlen, nheads, head_dim).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import peers_bench as pb  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
+
+
+class Flashsmith(pb.Provider):  # type: ignore[misc]
+    """Forward attention of dense tensors, with the tuned configs of this machine."""
+
+    name = group = "flashsmith"
+    layout = "bshd"
+    suites = ("fwd", "gqa", "short")
+    dtypes = ("bf16", "fp16")
+
+    def load(self) -> str:
+        import flashsmith
+
+        self.attention = flashsmith.attention
+        return flashsmith.__version__
+
+    def supports(self, c: dict[str, Any]) -> str | None:
+        """Why the case cannot be run, or None."""
+        reason: str | None = pb.Provider.supports(self, c)
+        if reason is None and c["layout"] != "contig":
+            return "no paged KV"
+        return reason
+
+    def build(self, c: dict[str, Any], data: Any) -> Callable[[int], Any]:
+        """f(i): the output for input set i. `causal` is bottom-right aligned, as the harness's reference is."""
+        q, k, v, attention, causal = data.q, data.k, data.v, self.attention, c["causal"]
+        return lambda i: attention(q[i], k[i], v[i], causal=causal)
+
+    def done(self) -> None:
+        """Says which config the case used, for the harness's log."""
+        from flashsmith.runtime.attention import last_plan
+
+        print(f"flashsmith: {last_plan()}", file=sys.stderr)
+
+
+PROVIDERS = [Flashsmith]

@@ -1,0 +1,43 @@
+"""What the parts of one measured tuning run share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...generator.families.base import Family, KernelConfig
+from ...generator.spec import AttentionSpec
+from ..store_schema import Provenance
+from .bench_client import Bench, Identity, Timed
+from .compile_pool import CompilePool
+from .gpus import GpuModel
+from .log import TrialLog
+from .request import ProgressFunction, TuneRequest
+
+
+@dataclass
+class Job:
+    """What the buckets of one measured request share."""
+
+    request: TuneRequest
+    spec: AttentionSpec
+    family: Family
+    space: tuple[KernelConfig, ...]
+    pool: CompilePool
+    bench: Bench
+    log: TrialLog
+    identity: Identity
+    provenance: Provenance
+    gpu: GpuModel
+    progress: ProgressFunction
+    #: Configs found wrong, crashing or hanging at any shape: never tried again in this run.
+    poisoned: dict[KernelConfig, str] = field(default_factory=dict)
+    verified: dict[KernelConfig, Timed] = field(default_factory=dict)
+    #: Each config's place in the space.
+    order: dict[KernelConfig, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.order = {config: position for position, config in enumerate(self.space)}
+
+    @property
+    def default(self) -> KernelConfig:
+        return self.family.default_config(self.spec, self.request.arch)
