@@ -20,7 +20,7 @@ from .forward_sm80 import SECTION_BYTES, chunks_of
 
 SOFTMAX = ("exact", "optimistic")
 SCHEDULES = ("static", "grid", "dynamic")
-REGISTERS = {1: (56, 240), 2: (32, 232), 3: (32, 160), 4: (24, 112)}
+REGISTERS = {1: (56, 240), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
 
 
 @dataclass(frozen=True, slots=True, order=True)
