@@ -10,13 +10,15 @@ from ...generator.arch import Arch
 from ...generator.errors import TensorError
 from ...generator.families import families_for
 from ...generator.families.base import Family, KernelConfig
+from ...generator.families.forward_sm90 import ForwardSm90Config
 from ...generator.rendering import render
 from ...generator.source import KernelSource
-from ...generator.spec import AttentionSpec
+from ...generator.spec import AttentionSpec, ProblemShape
 from ..driver import ArgumentBuffer
 from ..launch import prepare
 from ..problem import Problem
 from ..tensors import check_inputs, check_softmax_scale, readable
+from .forward_sm90 import hopper_launch
 from .job import HostBuffer
 from .report import Report
 from .run import TIME_LIMIT, emulate
@@ -43,13 +45,14 @@ def emulate_forward(
     seed: int = 0,
     source: KernelSource | None = None,
     time_limit: int = TIME_LIMIT,
+    max_blocks: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, Report]:
     """(out, lse, report): out (batch, seqlen_q, nheads, head_dim_v) as q, lse (batch, nheads, seqlen_q) fp32.
 
     `q`, `k`, `v` are CPU tensors (batch, seqlen, nheads, head_dim) of any strides; `mask` and `score` hold the run-time
     values of the spec's graphs. The arguments are packed, and unreadable inputs copied, by the very code that launches
-    on a GPU. Outputs start as NaN. `source` replaces the rendered kernel (a test's mutant). Raises TensorError,
-    SpecError, ConfigError, EmulatorError and MissingComponentError; what the kernel does wrong is in the report.
+    on a GPU. Outputs start as NaN. `source` replaces the rendered kernel (a test's mutant). `max_blocks` bounds the
+    grid of a kernel whose blocks take tiles until none is left, so that each has several. Raises TensorError, SpecError, ConfigError, EmulatorError and MissingComponentError; what the kernel does wrong is in the report.
     """
     import torch
 
@@ -63,6 +66,9 @@ def emulate_forward(
         source = render(spec, config, arch, family=family)
     q, k, v = readable("q", q), readable("k", k), readable("v", v)
     problem = Problem(spec, mask, score)
+    run_options = {"flavour": flavour, "schedule": schedule, "seed": seed, "time_limit": time_limit}
+    if isinstance(config, ForwardSm90Config):
+        return _emulate_hopper(problem, config, family, shape, (q, k, v), scale, source, max_blocks, run_options)
     backend = RecordingBackend(arch)
     plan = prepare(
         problem, config, family=family, shape=shape, q=q, k=k, v=v, softmax_scale=scale, backend=backend
@@ -73,22 +79,59 @@ def emulate_forward(
     lse = torch.full(plan.lse_shape, torch.nan)
     plan.launch(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr(), problem.tables, 0)
     launched = backend.launched[0]
-    buffers = [buffer_of(tensor, name) for name, tensor in (("q", q), ("k", k), ("v", v))]
-    buffers += [buffer_of(out, "o", writable=True), buffer_of(lse, "lse", writable=True)]
-    buffers += [buffer_of(table, f"table {i}") for i, table in enumerate(problem.tables)]
+    buffers = _buffers_of_call(problem, q, k, v, out, lse)
     report = emulate(
         source,
         launched.arguments,
         grid=launched.grid,
         threads=launched.threads,
         smem_bytes=launched.smem_bytes,
-        buffers=tuple(buffers),
-        flavour=flavour,
-        schedule=schedule,
-        seed=seed,
-        time_limit=time_limit,
+        buffers=buffers,
+        **run_options,
     )
     return out, lse, report
+
+
+def _emulate_hopper(
+    problem: Problem,
+    config: ForwardSm90Config,
+    family: Family,
+    shape: ProblemShape,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    softmax_scale: float,
+    source: KernelSource,
+    max_blocks: int | None,
+    run_options: dict[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor, Report]:
+    import torch
+
+    q, k, v = qkv
+    out = torch.full((*q.shape[:3], problem.spec.head_dim_v), torch.nan, dtype=q.dtype)
+    lse = torch.full((shape.batch, shape.nheads, shape.seqlen_q), torch.nan)
+    if out.numel() == 0 or shape.seqlen_k == 0:
+        return out.zero_(), lse.fill_(-torch.inf), Report(flavour=run_options["flavour"])
+    launch = hopper_launch(
+        problem, config, family, shape, q, k, v, out, lse, softmax_scale=softmax_scale, max_blocks=max_blocks
+    )
+    report = emulate(
+        source,
+        launch.arguments,
+        grid=launch.grid,
+        threads=launch.threads,
+        smem_bytes=launch.smem_bytes,
+        buffers=(*_buffers_of_call(problem, q, k, v, out, lse), *launch.buffers()),
+        **run_options,
+    )
+    return out, lse, report
+
+
+def _buffers_of_call(
+    problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+) -> tuple[HostBuffer, ...]:
+    buffers = [buffer_of(tensor, name) for name, tensor in (("q", q), ("k", k), ("v", v))]
+    buffers += [buffer_of(out, "o", writable=True), buffer_of(lse, "lse", writable=True)]
+    buffers += [buffer_of(table, f"table {i}") for i, table in enumerate(problem.tables)]
+    return tuple(buffers)
 
 
 def buffer_of(array: Any, name: str, *, writable: bool = False) -> HostBuffer:
