@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...generator.arch import Arch
@@ -20,7 +20,7 @@ from ..problem import Problem
 from ..tensors import check_inputs, check_softmax_scale, readable
 from .forward_sm90 import hopper_launch
 from .job import HostBuffer
-from .report import Report
+from .report import Finding, Report
 from .run import TIME_LIMIT, emulate
 
 if TYPE_CHECKING:
@@ -122,6 +122,9 @@ def _emulate_hopper(
         buffers=(*_buffers_of_call(problem, q, k, v, out, lse), *launch.buffers()),
         **run_options,
     )
+    if report.clean and launch.counters.any():
+        left = Finding("state", f"a launch must leave next_tile at 0, but it holds {launch.counters.tolist()}")
+        report = replace(report, findings=(left,))
     return out, lse, report
 
 

@@ -150,6 +150,9 @@ inline u32 ld_shared_b32(u32 address, EMULATOR_PLACE) {
   emulator_ld_shared(&value, address, 4, "ld_shared_b32", file, line);
   return value;
 }
+inline void st_global_s32(int* address, int value, EMULATOR_PLACE) {
+  emulator_st_global(address, &value, 4, "st_global_s32", file, line);
+}
 inline int atomic_add_global_s32(int* address, int value, EMULATOR_PLACE) {
   return emulator_atomic_add_global_s32(address, value, file, line);
 }

@@ -257,10 +257,15 @@ extern "C" void emulator_tma_store(const void* map, int rank, const int* at, uns
   Stores& mine = stores[current];
   Store store{box_of(map, rank, at, src, place), mine.committed + 1};
   const Box& box = store.box;
-  for (u32 from = box.smem; from < box.smem + static_cast<u32>(box.bytes); from += kChunk) {
-    check_shared_read(from, kChunk, place);
-    chunk_readers[from / kChunk] += 1;
-  }
+  for_each_row(box, [&](const u8*, int first, int valid, int offset) {
+    for (int i = 0; i < box.row_bytes(); i += kChunk) {
+      const u32 from = swizzled(box.smem + static_cast<u32>(offset + i), box.span());
+      // What lies outside the tensor is dropped and may hold anything.
+      const bool stored = i + kChunk > first && i < first + valid;
+      if (stored || chunk_in_flight[from / kChunk] != 0) check_shared_read(from, kChunk, place);
+      chunk_readers[from / kChunk] += 1;
+    }
+  });
   race_proxy_shared(Access::kRead, box.smem, box.bytes, Beside::kStoreReads, current, store.group,
                     current, place);
   for_each_row(box, [&](const u8* pointer, int first, int valid, int) {
