@@ -1,6 +1,6 @@
 """Masks and scores are plain Python: traced once, compiled into the kernel, no mask tensor anywhere.
 
-    python examples/masks_and_scores.py
+python examples/masks_and_scores.py
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class TuneError(FlashsmithError):
 
 
 def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
-    """One message for an unknown name, with the closest known one: `Unknown arch 'sm_91'. Did you mean 'sm_90'? ...`."""
+    """A message for an unknown name: "Unknown arch 'sm_91'. Did you mean 'sm_90'? Known: ..."."""
     close = get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"Unknown {kind} {name!r}.{hint} Known: {', '.join(known)}."

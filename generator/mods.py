@@ -78,9 +78,9 @@ def document(ids_q: Any, ids_kv: Any = None) -> MaskMod:
     return _same_id(ids_q) if ids_kv is None else _equal_ids(ids_q, ids_kv)
 
 
-def _same_id(ids: Any) -> MaskMod:
-    read = _by_item(ids)
-    return lambda b, h, q_idx, kv_idx: read(ids, b, q_idx) == read(ids, b, kv_idx)
+def _same_id(ids_q: Any) -> MaskMod:
+    read = _by_item(ids_q)
+    return lambda b, h, q_idx, kv_idx: read(ids_q, b, q_idx) == read(ids_q, b, kv_idx)
 
 
 def _equal_ids(ids_q: Any, ids_kv: Any) -> MaskMod:

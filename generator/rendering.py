@@ -16,13 +16,12 @@ from .spec import AttentionSpec
 
 __all__ = ["generator_digest", "render"]
 
+MODS_TITLE = f"// ---- Mask and score, traced from Python {'-' * 53}\n\n"
 _FUNCTION_NAME = re.compile(r"__forceinline__ [\w ]+?\b(\w+)\(")
 _RESIDUE = re.compile(r"\{\{|\}\}|\{%|%\}|[ \t]\n|\n\n\n")
 
 
-def render(
-    spec: AttentionSpec, config: KernelConfig, arch: Arch, *, family: Family | None = None
-) -> KernelSource:
+def render(spec: AttentionSpec, config: KernelConfig, arch: Arch, *, family: Family | None = None) -> KernelSource:
     """The kernel that solves `spec` with `config` on `arch`: deterministic to the byte.
 
     Raises ConfigError where the config is outside the family's space, UnsupportedError where no family fits, and
@@ -53,7 +52,7 @@ def render(
     functions = (mods.mask_function, mods.score_function, mods.kv_range_function, mods.classify_function)
     mod_text = "\n".join(text.strip("\n") + "\n" for text in functions if text)
     if mod_text:
-        texts["mods"] = "// ---- Mask and score, traced from Python -----------------------------------------------------\n\n" + mod_text
+        texts["mods"] = MODS_TITLE + mod_text
     texts = {name: _align_comments(text) for name, text in texts.items()}
     texts["primitives"] = _used_functions(texts["primitives"], texts.get("mods", "") + texts["kernel"])
     order = ("header", "types", "primitives", "mods", "kernel")

@@ -101,33 +101,34 @@ def attention(
         else:
             captured = object()  # equal to no key: such a function is traced at each call
     key: Any
+    q_address = k_address = v_address = 0
     try:
         key = (
             q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
-            q.device, k.device, v.device, causal, window_size, softcap, softmax_scale, captured,
+            q.device, k.device, v.device, q.__class__, k.__class__, v.__class__,
+            causal, window_size, softcap, softmax_scale, captured,
         )  # fmt: skip
         plan = _plans.get(key)
-    except (AttributeError, TypeError):  # no torch tensor, or a window given as a list
+        if plan is not None:
+            q_address, k_address, v_address = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    except (AttributeError, TypeError, RuntimeError):  # no torch tensor, a window given as a list, no storage
         key = plan = None
-    if plan is not None:
-        q_address, k_address, v_address = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if not (
-            (q_address | k_address | v_address) & 15
-            or plan.is_empty
-            or not (q_address and k_address and v_address)
-            or ((q.requires_grad or k.requires_grad or v.requires_grad or wants_grad) and _is_grad_enabled())
-            or q.is_neg() or k.is_neg() or v.is_neg()
-            or _current_device() != plan.device_index
-        ):  # fmt: skip
-            out = _empty_like(q) if plan.like_q else _empty(plan.out_shape, dtype=plan.dtype, device=plan.device)
-            _last.record = plan.record
-            stream = _current_stream(plan.device_index)
-            if not return_lse:
-                plan.launch(q_address, k_address, v_address, out.data_ptr(), 0, tables, stream)
-                return out
-            lse = _empty(plan.lse_shape, dtype=_float32, device=plan.device)
-            plan.launch(q_address, k_address, v_address, out.data_ptr(), lse.data_ptr(), tables, stream)
-            return out, lse
+    if plan is not None and not (
+        (q_address | k_address | v_address) & 15
+        or plan.is_empty
+        or ((q.requires_grad or k.requires_grad or v.requires_grad or wants_grad) and _is_grad_enabled())
+        or q.is_neg() or k.is_neg() or v.is_neg()
+        or _current_device() != plan.device_index
+    ):  # fmt: skip
+        out = _empty_like(q) if plan.like_q else _empty(plan.out_shape, dtype=plan.dtype, device=plan.device)
+        _last.record = plan.record
+        stream = _current_stream(plan.device_index)
+        if not return_lse:
+            plan.launch(q_address, k_address, v_address, out.data_ptr(), 0, tables, stream)
+            return out
+        lse = _empty(plan.lse_shape, dtype=_float32, device=plan.device)
+        plan.launch(q_address, k_address, v_address, out.data_ptr(), lse.data_ptr(), tables, stream)
+        return out, lse
     call = {
         "causal": causal, "window_size": window_size, "softcap": softcap, "alibi_slopes": alibi_slopes,
         "softmax_scale": softmax_scale, "mask_mod": mask_mod, "score_mod": score_mod,

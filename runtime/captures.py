@@ -50,17 +50,27 @@ def read_captures(*functions: object) -> Captures | None:
 
 def _read_value(value: Any, parts: list[Any], tensors: list[Any], depth: int) -> bool:
     """Appends what identifies `value`; False where nothing can."""
+    # The kinds of almost every call come first: this is read each time.
     kind = value.__class__
+    if value is None:
+        parts.append(None)
+        return True
     if depth > _MAX_DEPTH:
         return False
     if kind is types.FunctionType:
         return _read_function(value, parts, tensors, depth + 1)
-    if value is None or kind in (str, types.BuiltinFunctionType, type):
+    if kind is int:
+        parts.append((int, value))
+        return True
+    if hasattr(value, "data_ptr"):
+        _read_tensor(value, parts, tensors)
+        return True
+    if kind in (str, types.BuiltinFunctionType, type):
         parts.append(value)
         return True
     if isinstance(value, numbers.Real):
         # 3, 3.0 and True are equal as keys, 0.0 and -0.0 too; their traces differ.
-        parts.append((kind, value if kind is int else repr(value)))
+        parts.append((kind, repr(value)))
         return True
     if kind in (tuple, list):
         parts.append(len(value))
@@ -129,7 +139,11 @@ def _walk_global_names(code: types.CodeType) -> Iterator[str]:
 def _read_tensor(tensor: Any, parts: list[Any], tensors: list[Any]) -> None:
     strides = tensor.stride() if hasattr(tensor, "stride") else tensor.strides
     device = getattr(tensor, "device", None)
-    first = next((i for i, other in enumerate(tensors) if other is tensor), len(tensors))
+    first = 0
+    for other in tensors:
+        if other is tensor:
+            break
+        first += 1
     # NumPy's and CuPy's dtype and device objects hash by value, as torch's do.
     parts.append((tensor.__class__, tensor.dtype, tuple(tensor.shape), strides, device, first))
     tensors.append(tensor)

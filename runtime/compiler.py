@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..generator.environment import generator_digest
-from ..generator.errors import MissingComponentError
+from ..generator.errors import BuildGateError, MissingComponentError
 from . import driver, nvrtc
 from .cache import Entry, KernelCache, KernelKey
 from .gate import ResourceReport, check_gate, parse_report
@@ -91,6 +91,22 @@ def compile_kernel(
     if gate:
         check_gate(kernel.report, what=f"{family.name} {config}")
     return kernel
+
+
+def fitting_default(spec: AttentionSpec, arch: Arch, *, family: Family, run_here: bool = True) -> KernelConfig:
+    """The first of the family's default configs that passes the build gate with this compiler, the last if none does.
+
+    A mask or score function takes registers, and another ptxas allocates them otherwise: a config that fits one kernel
+    spills in the next. Compiles what the cache does not hold.
+    """
+    configs = family.default_configs(spec, arch)
+    for config in configs:
+        try:
+            compile_kernel(spec, config, arch, family=family, run_here=run_here)
+        except BuildGateError:
+            continue
+        return config
+    return configs[-1]
 
 
 def find_cached(

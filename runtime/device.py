@@ -42,6 +42,7 @@ class Backend(Protocol):
     def is_capturing(self) -> bool: ...
     def is_loaded(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> bool: ...
     def kernel(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> Kernel: ...
+    def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig: ...
 
 
 class CudaBackend:
@@ -104,6 +105,12 @@ class CudaBackend:
             if key not in self._kernels:
                 self._kernels[key] = load_kernel(spec, config, family, self.arch(device), device)
             return self._kernels[key]
+
+    def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig:
+        """The family's first default that does not spill here."""
+        from .compiler import fitting_default
+
+        return fitting_default(spec, self.arch(device), family=family)
 
 
 class CudaKernel:

@@ -52,10 +52,12 @@ def compile_to_cubin(text: str, target: str, *, name: str = "kernel.cu") -> Comp
     program = binding.createProgram(text, name, [], [])
     try:
         try:
-            binding.compileProgram(program, [f"--gpu-architecture={target}", *OPTIONS])
+            binding.compileProgram(program, [f"--gpu-architecture={target}", *OPTIONS, *_no_cache()])
         except binding.NVRTCError as error:
             raise _failure(error, binding.getProgramLog(program), name, target) from None
-        return Compilation(binding.getCUBIN(program), binding.getProgramLog(program), time.perf_counter() - start)
+        return Compilation(
+            _whole(binding.getCUBIN(program)), binding.getProgramLog(program), time.perf_counter() - start
+        )
     finally:
         binding.destroyProgram(program)
 
@@ -101,6 +103,25 @@ def driver_mismatch(nvrtc: str, driver: tuple[int, int] | None) -> str | None:
         f' {driver[0]}.{driver[1]}. Install "flashsmith[cuda{driver[0]}]" in place of "flashsmith[cuda{major}]",'
         " or update the driver."
     )
+
+
+@cache
+def _no_cache() -> tuple[str, ...]:
+    """The option that keeps NVRTC from its own cache, whose hits come without ptxas's report; () where it has none."""
+    binding = _binding()
+    program = binding.createProgram("", "probe.cu", [], [])
+    try:
+        binding.compileProgram(program, ["--no-cache"])
+    except binding.NVRTCError:  # NVRTC 12.4 knows no such option, and keeps no cache
+        return ()
+    finally:
+        binding.destroyProgram(program)
+    return ("--no-cache",)
+
+
+def _whole(cubin: bytes) -> bytes:
+    """`cubin` in whole 8-byte words, as NVRTC made it: CuPy's getCUBIN drops the last byte, which is 0."""
+    return cubin + bytes(-len(cubin) % 8)
 
 
 def _require_target(target: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,9 +62,8 @@ def prepare_call(
     else:
         key = (inputs.dtype, inputs.head_dim, inputs.head_dim_v, call.get("causal"), call.get("window_size"),
                call.get("softcap"), captures.key)  # fmt: skip
-        found = _problems.get(key)
-        # A problem with tables holds tensors: a later one with the same captures has others.
-        problem = found if found is not None and not found.tables else problem_of_call(call, inputs)
+        problem = _problems.get(key) or problem_of_call(call, inputs)
+        # A problem with tables holds tensors: a later call with equal captures has others.
         if not problem.tables:
             remember(_problems, key, problem, MAX_KEPT)
     _check_tables(problem, inputs.shape, q.device)
@@ -118,7 +118,10 @@ def _resolve(spec: AttentionSpec, shape: ProblemShape, device: int, backend: Bac
     if found is None:
         arch = backend.arch(device)
         family = families_for(spec, arch)[0]
-        found = family, resolve(spec, arch, backend.device_name(device), shape, family)
+        resolution = resolve(spec, arch, backend.device_name(device), shape, family)
+        if resolution.source == "default":
+            resolution = replace(resolution, config=backend.default_config(spec, family, device))
+        found = family, resolution
         remember(_resolutions, key, found, MAX_KEPT)
     return found
 

@@ -30,6 +30,7 @@ from .store_schema import ANY_GPU, DeviceIdentity, Provenance, Record, SpecClass
 __all__ = [
     "ANY_GPU",
     "PACKAGED",
+    "Candidate",
     "DeviceIdentity",
     "Provenance",
     "Record",
@@ -74,7 +75,9 @@ class Resolution:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class Candidate:
+    """A record that could serve a call: `rank` orders them (class, device, distance with penalties, user first)."""
+
     rank: tuple[int, int, float, int]
     record: Record
     path: Path
@@ -125,11 +128,11 @@ def nearest_records(
     current: Provenance | None = None,
     user: Path | None = None,
     packaged: Path | None = None,
-) -> list[_Candidate]:
+) -> list[Candidate]:
     """Every record that could serve, best first; also the search's seeds."""
     current = current if current is not None else _current_provenance()
     levels = {key: level for level, key in reversed(list(enumerate(_class_levels(SpecClass.of(spec)))))}
-    found: list[_Candidate] = []
+    found: list[Candidate] = []
     for order, source, path in _files(arch, family, user, packaged):
         device_level = _device_level(path.parent.name, device_name)
         for record in read_file(path).records:
@@ -139,7 +142,7 @@ def nearest_records(
             stale = stale_reason(record, current)
             penalty = STALE_OCTAVES * bool(stale) + PREDICTED_OCTAVES * (record.status == "predicted")
             rank = (level, device_level, bucket_distance(record.bucket, shape) + penalty, order)
-            found.append(_Candidate(rank, record, path, stale, source))
+            found.append(Candidate(rank, record, path, stale, source))
     return sorted(found, key=lambda candidate: candidate.rank)
 
 
@@ -199,7 +202,7 @@ def _current_provenance() -> Provenance:
     return Provenance(generator=generator_digest()[:16], flashsmith="")
 
 
-def _valid_config(candidate: _Candidate, spec: AttentionSpec, arch: Arch, family: Family) -> KernelConfig | None:
+def _valid_config(candidate: Candidate, spec: AttentionSpec, arch: Arch, family: Family) -> KernelConfig | None:
     """The record's config if the family accepts it for this very spec; a refused one is logged once."""
     try:
         config = family.config_type.from_dict(candidate.record.config)
@@ -212,7 +215,7 @@ def _valid_config(candidate: _Candidate, spec: AttentionSpec, arch: Arch, family
 
 
 def _resolution(
-    candidate: _Candidate, config: KernelConfig, spec: AttentionSpec, shape: ProblemShape, device_name: str | None
+    candidate: Candidate, config: KernelConfig, spec: AttentionSpec, shape: ProblemShape, device_name: str | None
 ) -> Resolution:
     record = candidate.record
     notes = []

@@ -31,7 +31,7 @@ LOCK_SECONDS = 30.0
 _COPIES = "tuned-v1"
 PACKAGED = Path(__file__).resolve().parent.parent / "tuned_configs"
 _COMMENT = (
-    "flashsmith: tuned configs of {family} on {gpu} ({arch}).\n"
+    "flashsmith: tuned configs of {family} on {where}.\n"
     "Written by `flashsmith tune`; meant to be read, reviewed and shared. Times are milliseconds of one call."
 )
 #: (path) -> (identity of the file's content on disk, what was read). Guarded by the GIL: entries are replaced whole.
@@ -238,7 +238,8 @@ def _text_of(records: Iterable[Record], *, arch: str, gpu: str, family: str) -> 
         "gpu": gpu,
         "records": [record.to_dict() for record in records],
     }
-    return dump_yaml(data, comment=_COMMENT.format(family=family, gpu=gpu, arch=arch))
+    where = f"any GPU of {arch}" if gpu == ANY_GPU else f"{gpu} ({arch})"
+    return dump_yaml(data, comment=_COMMENT.format(family=family, where=where))
 
 
 def _write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:

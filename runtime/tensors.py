@@ -123,9 +123,22 @@ def _check_is_tensor(name: str, tensor: object) -> None:
         )
     if tensor.layout != torch.strided:
         raise TensorError(f"{name} must be a dense tensor, but got layout {tensor.layout}. Call .to_dense() first.")
-    if tensor.is_meta or type(tensor).__name__ == "FakeTensor":
+    if not _has_data(tensor):
         kind = f"{type(tensor).__name__} on {tensor.device}"
-        raise TensorError(f"{name} holds no data ({kind}): a kernel cannot run on it.")
+        raise TensorError(
+            f"{name} must be a plain tensor with data of its own, but got a {kind}. Call flashsmith.attention outside"
+            " of torch.func transforms, with the tensor that the wrapper holds."
+        )
+
+
+def _has_data(tensor: torch.Tensor) -> bool:
+    """False for meta and fake tensors, wrapper subclasses (DTensor, ...), and tensors of vmap and grad."""
+    if tensor.is_meta or type(tensor).__name__ == "FakeTensor":  # its data_ptr() warns
+        return False
+    try:
+        return tensor.numel() == 0 or tensor.data_ptr() != 0
+    except RuntimeError:
+        return False
 
 
 def _check_same_device(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

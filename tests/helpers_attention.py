@@ -69,6 +69,9 @@ class FakeBackend:
     def is_loaded(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> bool:
         return (spec, config) in self.loaded
 
+    def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig:
+        return family.default_config(spec, self.arch(device))
+
     def kernel(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> FakeKernel:
         with self.lock:
             if (spec, config) not in self.loaded:

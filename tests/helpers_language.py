@@ -118,7 +118,9 @@ class MaskWriter:
         if kind == 18:
             c, z = self._comparison(0)
             return f"where({c}, {a}, {b})", f"({x} if {z} else {y})"
-        form = self.random.choice(["({} >> 2)", "({} << 3)", "({} & 7)", "(~{})", "(-{})", "({} ^ 5)", "({} | 3)"])
+        form = self.random.choice(
+            ["({} >> 2)", "({} << 3)", "({} & 7)", "({} & 6)", "(~{})", "(-{})", "({} ^ 5)", "({} | 3)"]
+        )
         return form.format(a), form.format(x)
 
     def _atom(self, depth: int) -> tuple[str, str]:

@@ -69,9 +69,7 @@ class KernelConfig:
             )
         for name, value in data.items():
             if type(value) is not types[name]:
-                raise ConfigError(
-                    f"{name} of a {cls.family} config must be {types[name].__name__}, but got {value!r}."
-                )
+                raise ConfigError(f"{name} of a {cls.family} config must be {types[name].__name__}, but got {value!r}.")
         return cls(**data)
 
     def __str__(self) -> str:
@@ -154,9 +152,7 @@ class Family(abc.ABC):
         """Grid, block and shared memory of one launch."""
 
     @abc.abstractmethod
-    def schedule_arguments(
-        self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape
-    ) -> Mapping[str, int]:
+    def schedule_arguments(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> Mapping[str, int]:
         """Values of the arguments that only this family knows (tile counts, sections), by name."""
 
     @abc.abstractmethod

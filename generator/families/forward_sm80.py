@@ -40,7 +40,7 @@ class ForwardSm80Config(KernelConfig):
     - `num_warps` divides B_r into 16, 32 or 64 rows a warp.
     - `num_stages`: buffers for K and for V; 1 alternates their copies, as FlashAttention-2 does.
     - `q_in_registers`: Q_i is read from shared memory once, not in every iteration.
-    - `softmax`: "exact" takes the row maximum of every tile; "optimistic" keeps the earlier one while nothing overflows.
+    - `softmax`: "exact" takes each tile's row maximum; "optimistic" keeps the earlier one while nothing overflows.
     - `schedule`: "linear", or "longest_first" within sections of heads that share the L2 cache.
     - `min_blocks`: thread blocks per SM that the register allocation must allow.
     """
@@ -87,6 +87,10 @@ def chunks_of(head_dim: int) -> int:
     return (head_dim + 15) // 16 * 2
 
 
+#: Tiles for head dims up to 128, by falling need of registers and shared memory.
+_SMALL = ((128, 48, 4, 2, False, 1), (128, 32, 4, 2, False, 1), (128, 32, 4, 1, False, 1), (64, 32, 4, 1, False, 1))
+
+
 def _preferred(spec: AttentionSpec) -> tuple[tuple[int, int, int, int, bool, int], ...]:
     """(B_r, B_c, num_warps, num_stages, q_in_registers, min_blocks), the fastest first on an H200 at length 4096.
 
@@ -95,9 +99,9 @@ def _preferred(spec: AttentionSpec) -> tuple[tuple[int, int, int, int, bool, int
     """
     widest = max(spec.head_dim, spec.head_dim_v)
     if widest <= 64:
-        return ((128, 48, 4, 2, False, 3), (128, 48, 4, 2, False, 1), (128, 32, 4, 1, False, 1), (64, 32, 4, 1, False, 1))
+        return ((128, 48, 4, 2, False, 3), *_SMALL)
     if widest <= 128:
-        return ((128, 48, 4, 2, False, 1), (128, 32, 4, 2, False, 1), (128, 32, 4, 1, False, 1), (64, 32, 4, 1, False, 1))
+        return _SMALL
     return ((64, 32, 4, 2, True, 1), (64, 64, 4, 1, False, 1), (64, 32, 4, 1, False, 1), (32, 32, 2, 1, False, 1))
 
 
@@ -134,9 +138,7 @@ class ForwardSm80(Family):
             (1, 2, 3, 4),
         ):
             if B_r % (16 * num_warps) == 0:
-                yield ForwardSm80Config(
-                    B_r, B_c, num_warps, num_stages, q_in_registers, softmax, schedule, min_blocks
-                )
+                yield ForwardSm80Config(B_r, B_c, num_warps, num_stages, q_in_registers, softmax, schedule, min_blocks)
 
     def resources(self, spec: AttentionSpec, config: KernelConfig) -> Resources:
         assert isinstance(config, ForwardSm80Config)
@@ -264,9 +266,7 @@ class ForwardSm80(Family):
             )
         return LaunchGeometry(grid=(blocks, 1, 1), threads=need.threads, smem_bytes=need.smem_bytes)
 
-    def schedule_arguments(
-        self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape
-    ) -> Mapping[str, int]:
+    def schedule_arguments(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> Mapping[str, int]:
         assert isinstance(config, ForwardSm80Config)
         kv_bytes = 2 * shape.seqlen_k * (spec.head_dim + spec.head_dim_v)
         heads = SECTION_BYTES // max(kv_bytes, 1) * shape.gqa_ratio if shape.nheads else 0

@@ -3,6 +3,16 @@
 A mask is `mask_mod(b, h, q_idx, kv_idx) -> bool`, a score modification `score_mod(score, b, h, q_idx, kv_idx)`. They
 use Python's operators, the functions below, the call's sizes `seqlen_q`, `seqlen_k`, `nheads`, and captured numbers
 and tensors (`table[i, j]`).
+
+The rules a mod can rely on:
+
+- Captured numbers and tensors are arguments of the kernel: another value needs no new kernel. Literals, booleans and
+  strings are part of the function. Lengths are below 2^29.
+- Integers are exact while every intermediate value fits 64 bits; the kernel computes in 32 bits only where it can prove
+  that nothing is lost. `//` and `%` round towards minus infinity; a divisor of 0 gives 0.
+- A table is read at its nearest element where an index lies outside it. Indices `b`, `h`, `q_idx` and `kv_idx`, and
+  constants, are checked against its shape before the launch.
+- fp32 arithmetic is the GPU's; an integer operand is converted where the other is fp32.
 """
 
 from __future__ import annotations

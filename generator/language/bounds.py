@@ -93,8 +93,10 @@ def kv_bounds(graph: Graph) -> KvBounds:
     visit_begin = _clip(shape.visit.begin, ZERO, _SEQLEN_K, ZERO)
     visit_end = _clip(shape.visit.end, ZERO, _SEQLEN_K, _SEQLEN_K)
     visit_begin = build("min", visit_begin, visit_end)
-    full_begin = _clip(shape.full.begin, visit_begin, visit_end, visit_begin)
-    full_end = _clip(shape.full.end, full_begin, visit_end, visit_end)
+    full_begin = full_end = ZERO
+    if shape.full != _NOTHING:
+        full_begin = _clip(shape.full.begin, visit_begin, visit_end, visit_begin)
+        full_end = _clip(shape.full.end, full_begin, visit_end, visit_end)
     return KvBounds(
         graph=graph,
         visit_begin=simplify_node(visit_begin),
@@ -199,7 +201,8 @@ def _meet(a: _Keys, b: _Keys) -> _Keys:
 
 
 def _intersection(a: _Shape, b: _Shape) -> _Shape:
-    return _Shape(_meet(a.visit, b.visit), _meet(a.full, b.full), a.exact and b.exact)
+    full = _NOTHING if _NOTHING in (a.full, b.full) else _meet(a.full, b.full)
+    return _Shape(_meet(a.visit, b.visit), full, a.exact and b.exact)
 
 
 def _union(a: _Shape, b: _Shape) -> _Shape:

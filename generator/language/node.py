@@ -6,6 +6,7 @@ subexpressions are shared by construction and comparing graphs costs nothing.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -76,6 +77,16 @@ class Node:
 
 _interned: WeakValueDictionary[tuple[Any, ...], Node] = WeakValueDictionary()
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """A forked child must not wait for a thread it does not have."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def make(op: str, args: tuple[Node, ...] = (), value: Payload = None, dtype: str | None = None) -> Node:

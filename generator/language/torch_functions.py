@@ -5,6 +5,7 @@ Nothing here imports torch: torch itself calls `Value.__torch_function__`.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "maximum": functions.maximum, "max": functions.maximum,
     "abs": functions.abs, "absolute": functions.abs,
     "exp": functions.exp, "log": functions.log, "tanh": functions.tanh, "sqrt": functions.sqrt,
+    "exp2": lambda x: functions.exp(x * math.log(2.0)), "log2": lambda x: functions.log(x) * (1.0 / math.log(2.0)),
+    "rsqrt": lambda x: 1.0 / functions.sqrt(x), "square": lambda x: x * x,
+    "sigmoid": lambda x: 1.0 / (1.0 + functions.exp(-x)),
     "clamp": functions.clamp, "clip": functions.clamp,
     "clamp_min": lambda x, low: functions.clamp(x, low),
     "clamp_max": lambda x, high: functions.clamp(x, None, high),

@@ -191,8 +191,12 @@ def show(result: TuneResult) -> None:
     out.print(table(columns, rows, right=("ms", "TFLOP/s", "vs default")))
     counts = ", ".join(f"{count} {name}" for name, count in sorted(result.outcomes.items()))
     out.print(f"{result.space} valid configs, {result.compiled} compiled ({counts}), {result.seconds:.0f} s.")
-    for note in (*result.notes, *(f"{bucket.shape}: {bucket.note}" for bucket in result.buckets if bucket.note)):
+    for note in result.notes:
         out.print(f"Note: {note}.", markup=False)
+    for bucket in result.buckets:
+        ties = f"{len(bucket.record.ties)} tied" if bucket.record.ties else ""
+        reasons = filter(None, (bucket.record.tie_rule, ties, bucket.note))
+        out.print(f"{bucket.shape}: {'; '.join(reasons)}.", markup=False)
     out.print(f"Written: {result.path}\nTrials:  {result.log}", markup=False)
 
 

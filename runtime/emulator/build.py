@@ -21,11 +21,12 @@ from .host_text import HostText
 from .toolchain import Toolchain, find_toolchain
 
 HERE = Path(__file__).resolve().parent
+PROGRAM, ENGINE = "kernel", "engine.o"
 FLAVOURS = ("plain", "race", "asan")
 
 #: Higher levels make kernels of unrolled loops slower to compile and hardly faster to run.
-_KERNEL_FLAGS = ("-std=c++17", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-pie")
-_ENGINE_FLAGS = ("-std=c++17", "-O2", "-g1", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-pie")
+_KERNEL_FLAGS = ("-std=c++17", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIE")
+_ENGINE_FLAGS = ("-std=c++17", "-O2", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIE")
 _SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize=vptr")
 _COMPILE_SECONDS = 600
 
@@ -67,12 +68,12 @@ def kernel_program(text: HostText, flavour: str) -> Path:
         engine = engine_object(flavour)
         (folder / "kernel.cpp").write_text(text.text)
         compile_flags = [*_KERNEL_FLAGS, *flags.kernel, f"-I{HERE}"]
-        link = ["-no-pie", *flags.link, "kernel.o", str(engine)]
+        link = ["-pie", *flags.link, "kernel.o", str(engine)]
         _run(toolchain, [*compile_flags, "-c", "kernel.cpp", "-o", "kernel.o"], folder, "kernel")
-        _run(toolchain, [*link, "-o", object_cache.PRODUCT], folder, "program")
+        _run(toolchain, [*link, "-o", PROGRAM], folder, "program")
         (folder / "kernel.o").unlink()
 
-    return object_cache.cached(f"kernel-{flavour}", key, build)
+    return object_cache.cached(f"kernel-{flavour}", key, PROGRAM, build)
 
 
 def engine_object(flavour: str) -> Path:
@@ -86,9 +87,9 @@ def engine_object(flavour: str) -> Path:
         # One translation unit: the switch between fibers and the checks inline into the primitives.
         files = [name for name in _sources() if name.endswith(".cpp")]
         (folder / "engine.cpp").write_text("".join(f'#include "{name}"\n' for name in files))
-        _run(toolchain, [*flags, f"-I{HERE}", "-c", "engine.cpp", "-o", object_cache.PRODUCT], folder, "engine")
+        _run(toolchain, [*flags, f"-I{HERE}", "-c", "engine.cpp", "-o", ENGINE], folder, "engine")
 
-    return object_cache.cached(f"engine-{flavour}", key, build)
+    return object_cache.cached(f"engine-{flavour}", key, ENGINE, build)
 
 
 @cache

@@ -1,4 +1,7 @@
-"""Inputs of the conformance cases: fixed by their seeds, with the values where arithmetic is special."""
+"""Inputs of the conformance cases: fixed by their seeds, with the values where arithmetic is special.
+
+Random integers and exact arithmetic alone: the same bits on every machine, so that a record can be replayed anywhere.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,9 @@ def rows_of_chunks(blocks: int, seed: int = 1) -> Words:
 
 
 def floats(count: int, low: float, high: float, seed: int = 2) -> Words:
-    """The special patterns, then fp32 values uniform in [low, high]."""
-    values = np.random.default_rng(seed).uniform(low, high, count).astype(np.float32).view(np.uint32)
+    """The special patterns, then fp32 values uniform in [low, high)."""
+    steps = np.random.default_rng(seed).integers(0, 2**24, count)
+    values = (low + steps * ((high - low) / 2**24)).astype(np.float32).view(np.uint32)
     values[: len(SPECIAL_F32)] = SPECIAL_F32
     return values
 
@@ -65,8 +69,9 @@ def narrowing(count: int, mantissa_bits: int, seed: int = 5) -> Words:
     rng = np.random.default_rng(seed)
     values = any_floats(count, seed)
     part = count // 4
-    # Around the 16-bit types' range, so that most do not overflow.
-    near = (np.exp2(rng.uniform(-30, 18, part)) * rng.choice([-1, 1], part)).astype(np.float32).view(np.uint32)
+    # Exponents -30 to 17, around the range of fp16, so that most do not overflow.
+    exponents = rng.integers(127 - 30, 127 + 18, part, dtype=np.uint32)
+    near = (words(part, seed + 100) & 0x807FFFFF) | exponents << 23
     values[part : 2 * part] = near
     lost = 23 - mantissa_bits
     ties = (near >> lost << lost) | (1 << (lost - 1))
@@ -97,14 +102,14 @@ def half_words(dtype: str, values: NDArray[np.float32]) -> Words:
 
 
 def mma(dtype: str, kind: str, blocks: int = 16) -> tuple[Words, Words, Words]:
-    """(A, B, C) fragments of `blocks` warps. Kinds: integers, normal, subnormal, special."""
+    """(A, B, C) fragments of `blocks` warps. Kinds: integers, real (in (-4, 4)), subnormal, special."""
     rng = np.random.default_rng([7, len(dtype), len(kind)])
     shapes = ((blocks, 32, 8), (blocks, 32, 4), (blocks, 32, 4))
     if kind == "integers":
         a, b, c = (rng.integers(-8, 9, shape).astype(np.float32) for shape in shapes)
         c *= 100
     else:
-        a, b, c = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+        a, b, c = (rng.integers(-(2**23), 2**23, shape).astype(np.float32) / np.float32(2**21) for shape in shapes)
     if kind == "subnormal":
         # Around the type's smallest normal number, so that about half of A's elements are subnormal.
         a *= np.float32(2.0**-14 if dtype == "f16" else 2.0**-126)

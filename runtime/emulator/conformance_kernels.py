@@ -150,7 +150,7 @@ def _matrices() -> list[Case]:
 """
         for kind, note in (
             ("integers", "sums of small integers are exact in any order"),
-            ("normal", "the order and the truncation of the sum are the hardware's own"),
+            ("real", "the order and the truncation of the sum are the hardware's own"),
             ("subnormal", "subnormal operands count in full"),
             ("special", "infinities and NaN among the operands"),
         ):

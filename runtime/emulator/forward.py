@@ -189,6 +189,9 @@ class RecordingBackend:
     def is_loaded(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> bool:
         return True
 
+    def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig:
+        return family.default_config(spec, self.arch(device))
+
     def kernel(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> RecordedKernel:
         return RecordedKernel(self.launched)
 

@@ -1,6 +1,6 @@
 """The disk cache of what the emulator builds: a folder per key with one file and its checksum, whole or absent.
 
-    <cache dir>/emulator-v1/<name>-<32 hex digits of the key>/{product, checksum, ...}
+    <cache dir>/emulator-v1/<name>-<32 hex digits of the key>/{<product>, checksum, ...}
 
 As for compiled kernels (runtime/cache.py), an entry is filled in a temporary folder and renamed, whatever is wrong with
 one is a miss, and a folder that others may write to is not used: programs in it would run with this user's rights.
@@ -23,7 +23,6 @@ from pathlib import Path
 from .. import private_folder, variables
 
 FOLDER = "emulator-v1"
-PRODUCT = "product"
 _CHECKSUM = "checksum"
 _LIMIT = 512 << 20
 
@@ -33,26 +32,27 @@ _locks: dict[Path, threading.Lock] = {}
 _fallback: Path | None = None
 
 
-def cached(name: str, key: str, build: Callable[[Path], None]) -> Path:
-    """The path of the product called `name` under the hex digest `key`, built by `build(folder)` where it is missing.
+def cached(name: str, key: str, product: str, build: Callable[[Path], None]) -> Path:
+    """The path of the file `product` of the entry `name` under the hex digest `key`, built where it is missing.
 
-    `build` makes the file `product` in the folder it is given; other files there are kept beside it. Threads build a
+    `build(folder)` makes the file in the folder it is given; other files there are kept beside it. Threads build a
     product once; processes wait for one another for a bounded time, then build twice.
     """
     root = _root()
     entry = root / f"{name}-{key[:32]}"
-    with _lock_of(entry), _process_lock(root, entry):
-        if _is_whole(entry):
-            return entry / PRODUCT
+    path = entry / product
+    with _lock_of(entry), _process_lock(root, path):
+        if _is_whole(path):
+            return path
         temporary = root / f".tmp-{os.getpid()}-{secrets.token_hex(6)}"
         private_folder.make_private(temporary)
         try:
             build(temporary)
-            private_folder.write_new(temporary / _CHECKSUM, _sum_of(temporary / PRODUCT).encode())
-            _publish(temporary, entry)
+            private_folder.write_new(temporary / _CHECKSUM, _sum_of(temporary / product).encode())
+            _publish(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        return entry / PRODUCT
+        return path
 
 
 def discard(product: Path) -> None:
@@ -100,27 +100,27 @@ def _lock_of(entry: Path) -> threading.Lock:
 
 
 @contextmanager
-def _process_lock(root: Path, entry: Path) -> Iterator[None]:
-    if _is_whole(entry):
+def _process_lock(root: Path, product: Path) -> Iterator[None]:
+    if _is_whole(product):
         yield
         return
     from filelock import FileLock
 
-    lock = FileLock(root / f".lock-{entry.name}", timeout=variables.lock_seconds(), mode=0o600)
+    lock = FileLock(root / f".lock-{product.parent.name}", timeout=variables.lock_seconds(), mode=0o600)
     try:
         lock.acquire()
     except (OSError, NotImplementedError) as error:  # filelock.Timeout is an OSError
-        _log.info("Building without the lock of %s: %s", entry.name, error)
+        _log.info("Building without the lock of %s: %s", product.parent.name, error)
     try:
         yield
     finally:
         lock.release()
 
 
-def _is_whole(entry: Path) -> bool:
+def _is_whole(product: Path) -> bool:
     try:
-        expected = private_folder.read_trusted(entry / _CHECKSUM, limit=4096).decode()
-        return expected == _sum_of(entry / PRODUCT)
+        expected = private_folder.read_trusted(product.parent / _CHECKSUM, limit=4096).decode()
+        return expected == _sum_of(product)
     except (OSError, ValueError):
         return False
 
@@ -129,11 +129,12 @@ def _sum_of(path: Path) -> str:
     return hashlib.sha256(private_folder.read_trusted(path, limit=_LIMIT)).hexdigest()
 
 
-def _publish(temporary: Path, entry: Path) -> None:
+def _publish(temporary: Path, product: Path) -> None:
+    entry = product.parent
     try:
         os.rename(temporary, entry)
     except OSError:
-        if _is_whole(entry):
+        if _is_whole(product):
             return  # another process was first
         shutil.rmtree(entry, ignore_errors=True)
         os.rename(temporary, entry)

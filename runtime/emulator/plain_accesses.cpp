@@ -6,6 +6,8 @@
 
 #if EMULATOR_RACE
 
+#include <link.h>
+
 #include <cstring>
 
 extern "C" char __executable_start, _end;
@@ -13,7 +15,23 @@ extern "C" char __executable_start, _end;
 namespace emulator {
 namespace {
 
-void plain_access(const void* address, std::size_t bytes, Access kind, const void* pc) {
+// How far the program was moved from the addresses it was linked for, which its debug information
+// uses.
+std::uintptr_t load_bias() {
+  static const std::uintptr_t bias = [] {
+    std::uintptr_t first = 0;
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, std::size_t, void* to) {
+          *static_cast<std::uintptr_t*>(to) = info->dlpi_addr;
+          return 1;  // the first one is the program itself
+        },
+        &first);
+    return first;
+  }();
+  return bias;
+}
+
+void plain_access(const void* address, std::size_t bytes, Access kind, const void* caller) {
   const char* at = static_cast<const char*>(address);
   const Fiber& fiber = threads[current].fiber;
   if (at >= fiber.stack && at + bytes <= fiber.stack + fiber.stack_bytes) return;
@@ -21,6 +39,8 @@ void plain_access(const void* address, std::size_t bytes, Access kind, const voi
   const char* arguments = static_cast<const char*>(run.arguments);
   if (kind == Access::kRead && at >= arguments && at + bytes <= arguments + run.argument_bytes)
     return;
+  const void* pc =
+      reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(caller) - load_bias());
   const Place place{kind == Access::kRead ? "a plain load" : "a plain store", nullptr, 0, pc};
   for (int t = 0; t < run.threads; ++t) {
     const Fiber& other = threads[t].fiber;

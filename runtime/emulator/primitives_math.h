@@ -43,14 +43,18 @@ inline long long abs_s64(long long a) { return a < 0 ? -a : a; }
 // Quotient rounded towards minus infinity and the remainder with the divisor's sign, as Python's //
 // and %.
 inline int floor_div_s32(int a, int b) {
+  if (b == 0) return 0;
   return a / b - (a % b != 0 && (a % b < 0) != (b < 0) ? 1 : 0);
 }
 inline int floor_mod_s32(int a, int b) {
+  if (b == 0) return 0;
   return a % b + (a % b != 0 && (a % b < 0) != (b < 0) ? b : 0);
 }
 inline long long floor_div_s64(long long a, long long b) {
+  if (b == 0) return 0;
   return a / b - (a % b != 0 && (a % b < 0) != (b < 0) ? 1 : 0);
 }
 inline long long floor_mod_s64(long long a, long long b) {
+  if (b == 0) return 0;
   return a % b + (a % b != 0 && (a % b < 0) != (b < 0) ? b : 0);
 }

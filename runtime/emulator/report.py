@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ...generator.errors import EmulatorError
@@ -58,8 +57,8 @@ class Report:
     """
 
     findings: tuple[Finding, ...] = ()
-    counters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    bank_conflicts: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    counters: Mapping[str, int] = field(default_factory=dict)
+    bank_conflicts: Mapping[int, int] = field(default_factory=dict)
     repeated: int = 0
     flavour: str = "plain"
     schedule: str = "round_robin"
@@ -124,8 +123,8 @@ def read_report(path: Path, outcome: Outcome, text: HostText, *, flavour: str, s
         findings.append(Finding("crash", f"the process ended with status {outcome.returncode}: {last}"))
     return Report(
         findings=tuple(_with_code(finding, text) for finding in findings),
-        counters=MappingProxyType(tail.get("counters", {})),
-        bank_conflicts=MappingProxyType({int(line): n for line, n in tail.get("conflicts", {}).items()}),
+        counters=tail.get("counters", {}),
+        bank_conflicts={int(line): n for line, n in tail.get("conflicts", {}).items()},
         repeated=tail.get("repeated", 0),
         flavour=flavour,
         schedule=schedule,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ...generator.families.base import Family, KernelConfig
 from ...generator.spec import AttentionSpec
+from ..compiler import fitting_default
 from ..store_schema import Provenance
 from .bench_client import Bench, Identity, Timed
 from .compile_pool import CompilePool
@@ -34,10 +35,9 @@ class Job:
     verified: dict[KernelConfig, Timed] = field(default_factory=dict)
     #: Each config's place in the space.
     order: dict[KernelConfig, int] = field(init=False)
+    #: The config that a call without a record would use; always takes part.
+    default: KernelConfig = field(init=False)
 
     def __post_init__(self) -> None:
         self.order = {config: position for position, config in enumerate(self.space)}
-
-    @property
-    def default(self) -> KernelConfig:
-        return self.family.default_config(self.spec, self.request.arch)
+        self.default = fitting_default(self.spec, self.request.arch, family=self.family)

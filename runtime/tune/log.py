@@ -1,8 +1,8 @@
 """The trial log: append-only JSON lines that a search can be resumed from and replayed from.
 
-A line has a `kind`: "session" (what is tuned, on what, with which versions), "trial" (one config's result at one
-shape), "winner" (the bucket is done). Rows of an exhaustive run are trials like any others. A half last line, left by a
-crash, is skipped when read and closed before more is written.
+A line has a `kind`: "session" (what is tuned, on what, with which versions), "fresh" (earlier trials do not count),
+"trial" (one config's result at one shape), "winner" (the bucket is done). Rows of an exhaustive run are trials like any
+others. A half last line, left by a crash, is skipped when read and closed before more is written.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class Trial:
 
 
 class TrialLog:
-    """Appends to one file; only one process at a time may hold it. Each line is on disk before `write` returns."""
+    """Appends to one file; only one process at a time may hold it. Each line is on disk before `write` returns.
+
+    Raises TuneError where another process holds the file, and OSError where it cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
         from filelock import FileLock, Timeout
@@ -78,15 +81,11 @@ class TrialLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(f"{path}.lock", timeout=0)
             self._lock.acquire()
+            self._stream: IO[bytes] = open(path, "ab")  # noqa: SIM115 - held until close()
         except Timeout:
             raise TuneError(
                 f"Another tuning run writes to {path}. Wait for it to end, or name another file with --log."
             ) from None
-        except OSError as error:
-            raise TuneError(
-                f"The trial log {path} cannot be written: {error.strerror}. Name another one with --log."
-            ) from None
-        self._stream: IO[bytes] = open(path, "ab")  # noqa: SIM115 - held until close()
         if _ends_midline(path):
             self._stream.write(b"\n")
 
@@ -147,11 +146,15 @@ def unfinished_trials(path: Path, session: Mapping[str, Any], shape: ProblemShap
     for row in read_rows(path):
         if row.get("kind") == "session":
             same = {name: value for name, value in row.items() if name != "kind"} == json.loads(json.dumps(session))
-        elif same and row.get("kind") == "winner" and row.get("shape") == shape.to_dict():
+        elif same and (row.get("kind") == "fresh" or _closes(row, shape)):
             trials.clear()
         elif same and (trial := _trial_of(row)) is not None and trial.shape == shape:
             trials.append(trial)
     return trials
+
+
+def _closes(row: Mapping[str, Any], shape: ProblemShape) -> bool:
+    return row.get("kind") == "winner" and row.get("shape") == shape.to_dict()
 
 
 def _trial_of(row: Mapping[str, Any]) -> Trial | None:

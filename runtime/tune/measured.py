@@ -22,7 +22,7 @@ from .tiles import TileCounter
 
 logger = logging.getLogger("flashsmith.tune")
 
-#: Proposals made, and compiled in parallel, at a time.
+#: Proposals made, and compiled in parallel, at a time: at least this many, one a compile process if there are more.
 BATCH = 8
 #: Share of a bucket's time that the final keeps.
 FINAL_SHARE = 0.2
@@ -88,8 +88,9 @@ def _search(
     for trial in trials:
         search.tell(job.family.config_type.from_dict(trial.config), trial.ms_median)
     timed = sum(trial.outcome == "ok" for trial in trials)
-    while timed < request.trials and (time.monotonic() < ends or timed == 0):
-        batch = search.ask_batch(min(BATCH, request.trials - timed))
+    # One batch is tried however little time there is.
+    while timed < request.trials and (time.monotonic() < ends or not trials):
+        batch = search.ask_batch(min(max(BATCH, request.num_jobs), request.trials - timed))
         if not batch:
             break
         for compiled in job.pool.compile(batch):

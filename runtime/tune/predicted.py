@@ -11,10 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ...generator.errors import TuneError
 from ...generator.families.base import Family, KernelConfig
 from ...generator.spec import AttentionSpec, ProblemShape
+from ..compiler import fitting_default
 from ..store_schema import ANY_GPU, DeviceIdentity, Provenance
 from .compile_pool import Compiled, CompilePool
 from .cost_model import Estimate
@@ -52,9 +54,10 @@ class PredictJob:
     tiles: dict[ProblemShape, TileCounter] = field(default_factory=dict)
     proofs: dict[KernelConfig, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def default(self) -> KernelConfig:
-        return self.family.default_config(self.spec, self.request.arch)
+        """The config that a call without a record would use; always takes part."""
+        return fitting_default(self.spec, self.request.arch, family=self.family, run_here=False)
 
     @property
     def device(self) -> DeviceIdentity:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ...generator.errors import TuneError
 from ...generator.families import families_for, family_named
 from ...generator.families.base import Family, KernelConfig
 from ...generator.spec import AttentionSpec
@@ -42,8 +44,7 @@ def tune(request: TuneRequest, *, progress: ProgressFunction | None = None, benc
     problem = request.problem.traced()
     family = _family(request, problem.spec)
     space = family.space(problem.spec, request.arch)
-    path = request.log if request.log is not None else _log_path(request, problem.spec, family)
-    with TrialLog(path) as log:
+    with _open_log(request, problem.spec, family) as log:
         run = _measure if request.gpu or bench is not None else _predict
         return run(request, problem.spec, family, space, log, progress, bench, started)
 
@@ -101,12 +102,13 @@ def _measure_buckets(job: Job, provenance: Provenance, started: float) -> tuple[
         shape: unfinished_trials(job.log.path, session, shape) if request.resume else [] for shape in request.shapes
     }
     job.log.write({"kind": "session", **session})
+    if not request.resume:
+        job.log.write({"kind": "fresh"})
     buckets: list[BucketResult] = []
     saved: Path | None = None
     for number, shape in enumerate(request.shapes):
         resumed = resumable[shape]
         for trial in resumed:
-            job.log.write(trial.to_dict())
             if trial.outcome in ("crash", "timeout", "wrong"):
                 job.poisoned[job.family.config_type.from_dict(trial.config)] = trial.outcome
         if resumed:
@@ -211,6 +213,21 @@ def _session(
         "provenance": provenance.to_dict(),
         "device": identity.device.to_dict() if identity is not None else None,
     }
+
+
+def _open_log(request: TuneRequest, spec: AttentionSpec, family: Family) -> TrialLog:
+    """The log asked for; else the one in the cache folder, or in a temporary one where that cannot be written."""
+    path = request.log if request.log is not None else _log_path(request, spec, family)
+    try:
+        return TrialLog(path)
+    except OSError as error:
+        if request.log is not None:
+            raise TuneError(
+                f"The trial log {path} cannot be written: {error.strerror}. Name another one with --log."
+            ) from None
+        elsewhere = Path(tempfile.mkdtemp(prefix="flashsmith-tune-")) / path.name
+        logger.warning("The trial log cannot be kept in %s (%s); it is %s.", path.parent, error.strerror, elsewhere)
+        return TrialLog(elsewhere)
 
 
 def _log_path(request: TuneRequest, spec: AttentionSpec, family: Family) -> Path:

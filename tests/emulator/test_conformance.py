@@ -16,7 +16,7 @@ from flashsmith.runtime.emulator.conformance_rules import BITS, NAN_OR_BITS, Err
 
 CASES = {case.name: case for case in all_cases()}
 RECORDS = sorted((Path(__file__).parent / "data").glob("conformance_*.json"))
-FEW = ("ldmatrix_x4", "mma_m16n8k16_f32_bf16 normal", "ex2_approx_f32", "cvt_rn_f16x2_f32")
+FEW = ("ldmatrix_x4", "mma_m16n8k16_f32_bf16 real", "ex2_approx_f32", "cvt_rn_f16x2_f32")
 
 
 def engine(name: str) -> np.ndarray:
@@ -131,7 +131,7 @@ def test_an_error_rule_bounds_values_and_compares_kinds() -> None:
 
 
 def test_the_mma_rule_holds_both_sides_against_the_exact_value() -> None:
-    case = CASES["mma_m16n8k16_f32_f16 normal"]
+    case = CASES["mma_m16n8k16_f32_f16 real"]
     words = engine(case.name)
     assert MmaRule("f16").compare(words, words, case.arrays).worst < 3
     off = words.copy()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flashsmith.generator.arch import ARCHS
 from flashsmith.generator.errors import TensorError
+from flashsmith.generator.families import families_for
+from flashsmith.generator.families.base import KernelConfig
 from flashsmith.generator.families.forward_sm80 import ForwardSm80Config
 from flashsmith.runtime.emulator.forward import buffer_of, emulate_forward
 from flashsmith.runtime.emulator.report import Report
@@ -200,3 +205,46 @@ def test_a_buffer_spans_a_view_and_no_more() -> None:
     assert buffer_of(flipped, "flipped").address == base.data_ptr()
     assert buffer_of(flipped, "flipped").nbytes == 80
     assert buffer_of(base[:0], "empty").nbytes == 0
+
+
+@lru_cache
+def space_of(dtype: str, head_dim: int, head_dim_v: int) -> tuple[KernelConfig, ...]:
+    spec = problem_of(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, causal=True).spec
+    return families_for(spec, ARCH)[0].space(spec, ARCH)
+
+
+@settings(max_examples=12, derandomize=True)
+@given(
+    data=st.data(),
+    dtype=st.sampled_from(["fp16", "bf16"]),
+    head_dim=st.sampled_from([8, 24, 64, 96, 128]),
+    head_dim_v=st.sampled_from([16, 40, 64]),
+    sizes=st.tuples(st.integers(1, 150), st.integers(1, 150)),
+    heads=st.sampled_from([(1, 1), (2, 1), (3, 3)]),
+    causal=st.booleans(),
+    window=st.tuples(st.integers(-1, 40), st.integers(-1, 40)),
+    schedule=st.sampled_from(["greedy", "reverse_greedy", "random"]),
+)
+def test_any_config_of_the_space_at_any_size(
+    data: st.DataObject,
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    sizes: tuple[int, int],
+    heads: tuple[int, int],
+    causal: bool,
+    window: tuple[int, int],
+    schedule: str,
+) -> None:
+    used = data.draw(st.sampled_from(space_of(dtype, head_dim, head_dim_v)))
+    assert isinstance(used, ForwardSm80Config)
+    # The schedule of the longest rows first is for masks alone.
+    call = {"causal": causal, "window_size": window}
+    if not causal and max(window) < 0:
+        used = replace(used, schedule="linear")
+    case = Case(*sizes, used, heads, 1, head_dim, head_dim_v, dtype, call)
+    problem, q, k, v = problem_and_inputs(case)
+    out, lse, report = emulate(problem, used, q, k, v, schedule=schedule)
+    assert report.clean, report
+    assert not report.bank_conflicts
+    check(problem, q, k, v, out=out, lse=lse)

@@ -128,7 +128,7 @@ def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
         raise subprocess.SubprocessError("the disk is full")
 
     with pytest.raises(subprocess.SubprocessError):
-        object_cache.cached("kernel-plain", "0" * 64, failing)
+        object_cache.cached("kernel-plain", "0" * 64, "kernel", failing)
     assert [path for path in (tmp_path / object_cache.FOLDER).iterdir() if path.is_dir()] == []
 
 

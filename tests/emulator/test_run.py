@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,7 @@ def test_a_report_is_plain_data_and_prints_the_line() -> None:
     text = small_kernel("  st_global_f32(args.out + 9, 0.0f);", "float* out")
     report = run_small(text, {"out": np.zeros(1, np.float32)}, schedule="greedy")
     data = json.loads(json.dumps(report.to_dict()))
+    assert pickle.loads(pickle.dumps(report)) == report  # it crosses process pools
     assert data["clean"] is False
     assert data["schedule"] == "greedy"
     assert data["findings"][0]["line"] == report.findings[0].line

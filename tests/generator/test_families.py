@@ -59,7 +59,7 @@ def test_every_exclusion_names_its_values_and_a_remedy() -> None:
                 continue
             kinds.add(excluded.kind)
             assert any(verb in excluded.reason for verb in ("Lower", "Raise", "Use"))
-            with pytest.raises(ConfigError, match="."):
+            with pytest.raises(ConfigError, match=r"\."):
                 FAMILY.check(spec, candidate, arch)
     assert kinds == {"rows per warp", "shared memory", "registers", "residency", "schedule", "duplicate"}
 

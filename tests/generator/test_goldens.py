@@ -114,7 +114,9 @@ def test_lines_are_short_and_clean(name: str) -> None:
 def test_two_configs_differ_by_a_few_lines() -> None:
     spec = AttentionSpec()
     arch: Arch = ARCHS["sm_90"]
-    texts = [render(spec, ForwardSm80Config(128, b_c, 4, 2, False, "exact", "linear", 1), arch).text for b_c in (32, 64)]
+    texts = [
+        render(spec, ForwardSm80Config(128, b_c, 4, 2, False, "exact", "linear", 1), arch).text for b_c in (32, 64)
+    ]
     first, second = (text.split("\n") for text in texts)
     assert len(first) == len(second)
     different = [pair for pair in zip(first, second, strict=True) if pair[0] != pair[1]]

@@ -81,16 +81,16 @@ __device__ __forceinline__ float score_mod(const Arguments& args, float score, i
 
 DOCUMENT = """\
 // Whether row q_idx of head h in batch item b sees key kv_idx:
-//   ids[b, q_idx] == ids[b, kv_idx]
+//   ids_q[b, q_idx] == ids_q[b, kv_idx]
 __device__ __forceinline__ bool mask_mod(const Arguments& args, int b, int h, int q_idx,
                                          int kv_idx) {
-  const int* ids_row_gmem = args.mask_ids + b * args.mask_ids_stride_0;
-  ids_row_gmem += min_s32(q_idx, args.seqlen_q - 1) * args.mask_ids_stride_1;
-  const int ids_row = ld_global_s32(ids_row_gmem);
-  const int* ids_key_gmem = args.mask_ids + b * args.mask_ids_stride_0;
-  ids_key_gmem += min_s32(kv_idx, args.seqlen_k - 1) * args.mask_ids_stride_1;
-  const int ids_key = ld_global_s32(ids_key_gmem);
-  return ids_row == ids_key;
+  const int* ids_q_row_gmem = args.mask_ids_q + b * args.mask_ids_q_stride_0;
+  ids_q_row_gmem += min_s32(q_idx, args.seqlen_q - 1) * args.mask_ids_q_stride_1;
+  const int ids_q_row = ld_global_s32(ids_q_row_gmem);
+  const int* ids_q_key_gmem = args.mask_ids_q + b * args.mask_ids_q_stride_0;
+  ids_q_key_gmem += min_s32(kv_idx, args.seqlen_k - 1) * args.mask_ids_q_stride_1;
+  const int ids_q_key = ld_global_s32(ids_q_key_gmem);
+  return ids_q_row == ids_q_key;
 }
 """
 

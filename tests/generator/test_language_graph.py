@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import warnings
 from random import Random
 from typing import Any
 
@@ -169,3 +172,35 @@ def test_a_deep_graph_needs_no_recursion() -> None:
     graph = Graph("score", node)
     again = pickle.loads(pickle.dumps(graph))
     assert again == graph and simplify(graph).kind == "score"
+
+
+def test_threads_make_one_node() -> None:
+    """Nodes are compared by identity, so that two threads that make the same one must get the same one."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def chain(_: int) -> Any:
+        node = leaf("q_idx")
+        for i in range(300):
+            node = make("add", (node, const(1000 + i)))
+        return node
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(chain, range(32)))) == 1
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_can_make_nodes_while_a_thread_of_its_parent_did() -> None:
+    from flashsmith.generator.language import node as module
+
+    with module._lock, warnings.catch_warnings():  # as if another thread were making a node
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(0 if make("add", (leaf("kv_idx"), const(77))).op == "add" else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,6 +138,30 @@ def test_masks_with_holes_are_not_exact_and_tiles_tell_them() -> None:
     ]  # fmt: skip
 
 
+def test_a_choice_is_exact_only_if_both_branches_are() -> None:
+    def sink(q: Any, kv: Any) -> Any:
+        return (kv < 4) | (q - kv <= W)
+
+    graph = trace_mask(lambda b, h, q, kv: where(h < 2, sink(q, kv), kv <= q)).graph
+    assert not kv_bounds(graph).exact
+    graph = trace_mask(lambda b, h, q, kv: where(h < 2, kv <= q, sink(q, kv) & (kv <= q))).graph
+    assert not kv_bounds(graph).exact
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (lambda b, h, q, kv: kv & 6 == 7, "empty"),  # at most 6
+        (lambda b, h, q, kv: kv & 6 == 6, "mixed"),
+        (lambda b, h, q, kv: kv & 7 == 3, "empty"),  # within one period of 8
+        (lambda b, h, q, kv: kv & 7 == 5, "full"),
+    ],
+)
+def test_masked_bits(mask: Any, expected: str) -> None:
+    graph = trace_mask(mask).graph
+    assert classify_tile(graph, b=0, h=0, q=(0, 0), kv=(5, 5), seqlen_q=8, seqlen_k=8, nheads=1) == expected
+
+
 def test_dilated_masks_are_classified_within_one_period() -> None:
     graph = trace_mask(lambda b, h, q, kv: (q - kv) % 64 < 8).graph
 
@@ -165,6 +190,16 @@ def test_table_bounds_decide_documents() -> None:
 
 np_ids_q = np.zeros(8, dtype=np.int32)
 np_ids_kv = np.zeros(8, dtype=np.int32)
+
+
+def test_values_that_may_wrap_have_no_interval() -> None:
+    """q_idx * far * far leaves 64 bits: what the kernel's product is nobody knows, so no tile is decided by it."""
+    far = 1 << 40
+    traced = trace_mask(lambda b, h, q, kv: (q + kv) * far * far >= 0)
+    found = classify_tile(
+        traced.graph, b=0, h=0, q=(1, 2), kv=(1, 2), seqlen_q=8, seqlen_k=8, nheads=1, scalars=traced.scalars
+    )
+    assert found == "mixed"
 
 
 def test_unknown_parts_of_a_conjunction_leave_the_known_bounds() -> None:

@@ -158,3 +158,18 @@ def test_graph_roots_have_the_right_type() -> None:
             Graph(kind, root)
     with pytest.raises(SpecError, match="must not use the score"):
         Graph("mask", build("lt", leaf("score"), const(0.0)))
+
+
+@pytest.mark.parametrize("op", ["<", "<=", ">", ">=", "==", "!="])
+@pytest.mark.parametrize("divisor", ["3", "-3", "below", "maximum(above, 1)"])
+@pytest.mark.parametrize("bound", ["2", "q_idx // 4", "-1"])
+def test_quotients_are_solved_for_positive_divisors_alone(op: str, divisor: str, bound: str) -> None:
+    scope: dict[str, Any] = {"maximum": maximum, "below": -3, "above": 3}
+    exec(f"def mask(b, h, q_idx, kv_idx):\n    return kv_idx // {divisor} {op} {bound}", scope)
+    traced = trace_mask(scope["mask"])
+    plain = {"maximum": max, "below": -3, "above": 3}
+    for q in range(0, 16, 3):
+        for kv in range(16):
+            leaves = {"q_idx": q, "kv_idx": kv}
+            value = evaluate(traced.graph, leaves, scalars=traced.scalars)
+            assert value == eval(f"kv_idx // {divisor} {op} {bound}", {**plain, **leaves}), traced.graph.describe()

@@ -205,9 +205,11 @@ __device__ __forceinline__ float negative_infinity() { return __int_as_float(0xf
 //   ids_q[q_idx] == ids_q[kv_idx]
 __device__ __forceinline__ bool mask_mod(const Arguments& args, int b, int h, int q_idx,
                                          int kv_idx) {
-  const int* ids_q_row_gmem = args.mask_ids_q + min_s32(q_idx, args.seqlen_q - 1) * args.mask_ids_q_stride_0;
+  const int* ids_q_row_gmem = args.mask_ids_q;
+  ids_q_row_gmem += min_s32(q_idx, args.seqlen_q - 1) * args.mask_ids_q_stride_0;
   const int ids_q_row = ld_global_s32(ids_q_row_gmem);
-  const int* ids_q_key_gmem = args.mask_ids_q + min_s32(kv_idx, args.seqlen_k - 1) * args.mask_ids_q_stride_0;
+  const int* ids_q_key_gmem = args.mask_ids_q;
+  ids_q_key_gmem += min_s32(kv_idx, args.seqlen_k - 1) * args.mask_ids_q_stride_0;
   const int ids_q_key = ld_global_s32(ids_q_key_gmem);
   return ids_q_row == ids_q_key;
 }

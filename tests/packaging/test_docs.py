@@ -97,6 +97,18 @@ def test_readme_example_is_six_lines_of_python(readme: str) -> None:
     assert len([line for line in example.splitlines() if line.strip()]) <= 6
 
 
+def test_readme_python_runs_small_on_the_emulator(readme: str) -> None:
+    from flashsmith.runtime.emulated import emulated_attention
+
+    text = _block_after(readme, "example") + _block_after(readme, "mask example")
+    small = text.replace('"cuda"', '"cpu"').replace("(2, 4096, 16, 128,", "(1, 128, 2, 128,").replace("4096", "128")
+    names = {"emulated_attention": emulated_attention}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(small.replace("flashsmith.attention(", "emulated_attention("), "README.md", "exec"), names)
+    assert printed.getvalue() == "(1, 128, 2, 128) torch.bfloat16 (1, 2, 128)\n"
+
+
 @pytest.mark.gpu
 def test_readme_example_prints_its_output(readme: str) -> None:
     printed = io.StringIO()

@@ -46,8 +46,9 @@ def test_import_is_fast() -> None:
         "import json, time, torch; begin = time.process_time(); import flashsmith; flashsmith.attention;"
         " print(json.dumps(time.process_time() - begin))"
     )
-    # CPU seconds, the best of three: the figure is the import's, not the machine's load.
-    assert min(_python(code) for _ in range(3)) <= IMPORT_BUDGET_S
+    # CPU seconds, the best of three: the figure is the import's, not the machine's load. The first run leaves the
+    # bytecode that an installation has.
+    assert min(_python(code, PYTHONDONTWRITEBYTECODE="") for _ in range(3)) <= IMPORT_BUDGET_S
 
 
 def test_import_starts_no_cuda_and_makes_no_folder(tmp_path: Path) -> None:

@@ -136,6 +136,53 @@ def test_bad_input_is_refused_on_a_warm_path_too(gpu):
     assert len(gpu.launches) == 1
 
 
+class Wrapper(torch.Tensor):
+    """A tensor that holds another, as DTensor and quantised tensors do."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=inner.device
+        )
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
+class Named(torch.Tensor):
+    """A subclass with data of its own."""
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_tensors_without_data_of_their_own_are_refused(gpu, warm):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    q, k, v = qkv()
+    if warm:
+        attention(q, k, v)
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) for x in (q, k, v)]
+        with pytest.raises(TensorError, match=r"q must be a plain tensor .* FakeTensor on cpu"):
+            attention(*fake)
+    with pytest.raises(TensorError, match=r"k must be a plain tensor .* Wrapper on cpu"):
+        attention(q, Wrapper(k), v)
+    with pytest.raises(TensorError, match=r"plain tensor .*outside of torch\.func transforms"):
+        torch.func.vmap(attention)(q[None], k[None], v[None])
+    with pytest.raises(TensorError, match=r"plain tensor .*outside of torch\.func transforms"):
+        torch.func.grad(lambda x: attention(x, k, v).sum())(q)
+    assert len(gpu.launches) == warm
+
+
+def test_subclasses_with_data_and_parameters_are_taken(gpu):
+    q, k, v = qkv()
+    with torch.no_grad():
+        for _ in range(2):
+            attention(torch.nn.Parameter(q), k, v)
+            attention(q, k.as_subclass(Named), v)
+    assert len(gpu.launches) == 4
+
+
 def test_a_gradient_is_refused_whenever_it_is_wanted(gpu):
     q, k, v = qkv()
     attention(q, k, v)
@@ -284,6 +331,16 @@ def test_a_window_in_any_form(gpu):
     assert gpu.launches[-1].values["mask_left"] == 5
 
 
+def test_causal_in_any_form(gpu):
+    q, k, v = qkv()
+    flag = torch.tensor(True)
+    attention(q, k, v, causal=flag)
+    flag.fill_(False)
+    attention(q, k, v, causal=flag)
+    attention(q, k, v, causal=1)
+    assert [launch.spec.mask is not None for launch in gpu.launches] == [True, False, True]
+
+
 # ---- Captured values that change between calls ------------------------------------------------------------------
 
 
@@ -336,6 +393,13 @@ def test_each_call_gets_the_tensors_of_its_own_closure(gpu):
         attention(q, k, v, score_mod=biased(one, two), alibi_slopes=torch.ones(4))
     found = [(x.values["score_one"], x.values["score_two"]) for x in gpu.launches]
     assert found == [(one.data_ptr(), two.data_ptr()) for one, two in pairs]
+    # Other lengths, and so another plan, for a function that was traced with other tensors.
+    one, two = torch.zeros(47), torch.zeros(47)
+    attention(q[:, :9], k, v, score_mod=biased(one, two), alibi_slopes=torch.ones(4))
+    assert (gpu.launches[-1].values["score_one"], gpu.launches[-1].values["score_two"]) == (
+        one.data_ptr(),
+        two.data_ptr(),
+    )
     # One tensor in both places is another class of calls: its plan must not serve two.
     attention(q, k, v, score_mod=biased(pairs[0][0], pairs[0][0]), alibi_slopes=torch.ones(4))
     one, two = pairs[1]
@@ -389,6 +453,13 @@ def test_plans_are_bounded_and_the_oldest_goes_first(gpu, monkeypatch):
     monkeypatch.setattr(module, "_first_call", pytest.fail)
     for sq in (3, 4, 5):
         attention(q[:, :sq], k, v)
+
+
+def test_a_call_that_has_no_key_is_not_remembered(gpu):
+    q, k, v = qkv()
+    call = {"causal": False, "window_size": (-1, -1), "alibi_slopes": None, "mask_mod": None, "score_mod": None}
+    assert module._first_call(q, k, v, call, False, None).shape == q.shape
+    assert not module._plans
 
 
 def test_threads_that_call_first_together_load_one_kernel(gpu):

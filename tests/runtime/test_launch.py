@@ -188,6 +188,16 @@ def test_threads_do_not_write_each_others_arguments():
     assert {launch.stream: launch.values["q"] for launch in backend.launches} == {1: 16, 2: 32}
 
 
+def test_launches_in_a_row_share_one_buffer():
+    backend = FakeBackend()
+    plan = planned(problem_of(dtype="fp16", head_dim=64), *qkv(), backend=backend)
+    buffers = []
+    plan._launch = lambda *args: buffers.append(args[-1])
+    for _ in range(3):
+        plan.launch(16, 16, 16, 16, 0, (), 0)
+    assert len({id(buffer) for buffer in buffers}) == 1 and len(plan._free) == 1
+
+
 def test_a_failed_launch_leaves_the_plan_usable():
     backend = FakeBackend()
     plan = planned(problem_of(dtype="fp16", head_dim=64), *qkv(), backend=backend)

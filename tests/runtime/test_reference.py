@@ -194,10 +194,13 @@ def _python(function, s, b, h, q_idx, kv_idx):
 
 def test_a_branch_not_taken_may_index_outside():
     table = torch.arange(4.0)
-    shifted = trace_score(lambda s, b, h, q_idx, kv_idx: s + where(kv_idx >= 2, table[kv_idx - 2], 0.0))
+
+    def shifted(s, b, h, q_idx, kv_idx):
+        return s + where(kv_idx >= 2, table[kv_idx - 2], 0.0) + where(kv_idx < 2, table[kv_idx + 2], 0.0)
+
     q, k, v = inputs(sq=2, sk=6)
-    by_roll, _ = attention_reference(q, k, v, score=shifted)
-    bias = torch.tensor([0.0, 0.0, 0.0, 1.0, 2.0, 3.0])
+    by_roll, _ = attention_reference(q, k, v, score=trace_score(shifted))
+    bias = torch.tensor([2.0, 3.0, 0.0, 1.0, 2.0, 3.0])
     by_bias, _ = attention_reference(q, k, v, score=trace_score(lambda s, b, h, q_idx, kv_idx: s + bias[kv_idx]))
     assert torch.equal(by_roll, by_bias)
 

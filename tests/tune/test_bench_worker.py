@@ -154,14 +154,14 @@ def test_the_client_classes_what_a_candidate_does():
         bench.close()
 
 
-def test_fifty_crashing_candidates_leave_no_process_and_little_memory():
+def test_crashing_candidates_leave_nothing_open():
     import gc
     import os
 
     bench = bench_with("bench_handler")
     try:
         files = len(os.listdir("/proc/self/fd"))
-        for _ in range(25):
+        for _ in range(12):
             assert bench.time(SPACE[1], SHAPE, best_ms=None).outcome == "crash"
         gc.collect()
         assert len(os.listdir("/proc/self/fd")) <= files + 4

@@ -64,9 +64,9 @@ def test_two_runs_cannot_write_one_log(tmp_path):
     TrialLog(path).close()
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+def test_a_folder_that_cannot_be_made_is_an_os_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TuneError, match="--log"):
+    with pytest.raises(OSError, match="file"):
         TrialLog(tmp_path / "file" / "log.jsonl")
 
 
@@ -86,3 +86,9 @@ def test_resume_takes_the_open_session_alone(tmp_path):
     kept = unfinished_trials(path, SESSION, SHAPE)
     assert [t.config for t in kept] == [SPACE[2].to_dict(), SPACE[3].to_dict()]
     assert unfinished_trials(path, {**SESSION, "arch": "sm_80"}, SHAPE) == []
+    with TrialLog(path) as log:
+        log.write({"kind": "session", **SESSION})
+        log.write(trial(4).to_dict())
+        assert len(unfinished_trials(path, SESSION, SHAPE)) == 3
+        log.write({"kind": "fresh"})
+    assert unfinished_trials(path, SESSION, SHAPE) == []

@@ -80,7 +80,7 @@ def test_nothing_right_is_an_error_and_nothing_is_written(run, tmp_path):
 
 def test_nothing_that_runs_is_an_error_with_the_counts(run):
     with pytest.raises(TuneError, match=r"\d+ launch"):
-        run(FakeBench(failing=dict.fromkeys(SPACE, "launch")), trials=5)
+        run(FakeBench(failing=dict.fromkeys(SPACE, "launch")), trials=5, budget_s=1.0)
 
 
 def test_failures_do_not_end_the_search(run):
@@ -169,6 +169,16 @@ def test_an_interrupted_run_goes_on_without_repeating(run):
     assert len(again.timed) == 40
 
 
+def test_a_log_that_cannot_be_written_is_said_or_replaced(run, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TuneError, match="--log"):
+        run(FakeBench(), log=tmp_path / "file" / "log.jsonl")
+    (tmp_path / "cache").write_text("")
+    result = run(FakeBench(), trials=3)
+    assert "The trial log cannot be kept" in caplog.text
+    assert len(read_trials(result.log)) == 3
+
+
 def test_fresh_starts_anew(run):
     with pytest.raises(KeyboardInterrupt):
         run(Interrupting(17))
@@ -210,8 +220,10 @@ def test_an_exhaustive_run_stops_at_its_budget_and_goes_on(run, tmp_path):
 
 
 def test_a_spent_budget_still_ends_with_a_winner(run):
-    result = run(FakeBench(), budget_s=0.0)
+    result = run(FakeBench(), budget_s=0.0, jobs=2)
     assert len(result.buckets[0].trials) <= 8
+    with pytest.raises(TuneError, match="none of 8"):
+        run(FakeBench(failing=dict.fromkeys(SPACE, "launch")), budget_s=0.0, jobs=2)
     assert result.path.exists()
 
 

@@ -1,0 +1,72 @@
+"""The examples and the benchmark scripts run: without a GPU where they can, else up to the launch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from helpers_attention import FakeBackend, qkv
+
+from flashsmith.runtime.attention import use_backend
+
+
+def run(*command):
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("attention", ["out (1, ", "lse (1, ", "kernel: "]), ("masks_and_scores", ["changed by", "first document alone"])],
+)
+def test_examples(repo_root, name, words):
+    printed = run(repo_root / "examples" / f"{name}.py")
+    assert all(word in printed for word in words), printed
+
+
+def test_the_host_cost_script_measures_every_call(repo_root):
+    printed = run(repo_root / "benchmarks" / "host_cost.py", "--fake", "--calls", "20", "--json")
+    costs = json.loads(printed)["microseconds"]
+    assert {"attention", "attention causal", "attention causal, LSE", "attention, mask_mod"} <= set(costs)
+    assert all(0 < cost < 1000 for cost in costs.values())
+
+
+def test_the_harness_plug_in(repo_root, monkeypatch):
+    harness = ModuleType("peers_bench")
+
+    class Provider:
+        suites = dtypes = ()
+
+        def supports(self, c):
+            if c["suite"] not in self.suites:
+                return "suite not offered"
+            return None if c["dtype"] in self.dtypes else f"no {c['dtype']}"
+
+    harness.Provider = Provider  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "peers_bench", harness)
+    path = repo_root / "benchmarks" / "flashsmith_provider.py"
+    spec = importlib.util.spec_from_file_location("flashsmith_provider", path)
+    assert spec is not None and spec.loader is not None
+    plug_in = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plug_in)
+    (kind,) = plug_in.PROVIDERS
+    provider = kind()
+    assert provider.load() and (provider.name, provider.layout) == ("flashsmith", "bshd")
+    case = {"suite": "fwd", "dtype": "bf16", "layout": "contig", "causal": True}
+    assert provider.supports(case) is None
+    assert provider.supports({**case, "layout": "paged16"}) == "no paged KV"
+    assert provider.supports({**case, "suite": "bwd"}) == "suite not offered"
+    sets = [qkv(seed=seed, dtype=torch.bfloat16) for seed in range(2)]
+    data = SimpleNamespace(**{name: [one[i] for one in sets] for i, name in enumerate("qkv")})
+    backend = FakeBackend()
+    with use_backend(backend):
+        call = provider.build(case, data)
+        assert call(1).shape == sets[1][0].shape
+        provider.done()
+    assert backend.launches[0].values["k"] == sets[1][1].data_ptr() and backend.launches[0].spec.mask is not None
