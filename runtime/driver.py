@@ -37,6 +37,11 @@ _CLOCK_RATE, _SM_COUNT, _MEMORY_CLOCK_RATE, _L2_BYTES, _CC_MAJOR, _CC_MINOR = 13
 _FUNCTION_LOCAL_BYTES, _FUNCTION_REGISTERS, _FUNCTION_MAX_DYNAMIC_SMEM = 3, 4, 8
 _CAPTURE_MODE_RELAXED = 2
 
+# CUtensorMap: its size, and the values of cuTensorMapEncodeTiled's enumerations (cuda.h).
+_TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT = 128, 64
+_TENSOR_MAP_DTYPES = {"fp16": 6, "bf16": 9}
+_TENSOR_MAP_SWIZZLE_128B, _TENSOR_MAP_L2_PROMOTION_128B = 3, 2
+
 _FORK_REMEDY = (
     "This process was forked from one that had already used CUDA, and a GPU cannot be used after that."
     ' Start it with multiprocessing\'s "spawn" method, or fork before the first use of the GPU.'
@@ -231,6 +236,36 @@ def launch(
     code = _launch_kernel(function.handle, x, y, z, threads, 1, 1, smem_bytes, ctypes.c_void_p(stream), pointers, None)
     if code:
         _relaunch(code, function, grid, threads, smem_bytes, stream, pointers)
+
+
+def encode_tensor_map(
+    address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+) -> bytes:
+    """The 128 bytes of a tiled tensor map with 128-byte swizzle and zeros outside (cuTensorMapEncodeTiled).
+
+    `dtype` is fp16 or bf16; `sizes` and `box` count elements, innermost first; `strides` are bytes, of all dimensions
+    but the innermost. Raises LaunchError where the driver refuses them.
+    """
+    library = _initialise()
+    storage = (ctypes.c_char * (_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGNMENT))()
+    start = -ctypes.addressof(storage) % _TENSOR_MAP_ALIGNMENT
+    rank = len(sizes)
+    code = library.cuTensorMapEncodeTiled(
+        ctypes.byref(storage, start),
+        ctypes.c_int(_TENSOR_MAP_DTYPES[dtype]),
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        ctypes.c_int(0),  # no interleaving
+        ctypes.c_int(_TENSOR_MAP_SWIZZLE_128B),
+        ctypes.c_int(_TENSOR_MAP_L2_PROMOTION_128B),
+        ctypes.c_int(0),  # zeros outside
+    )
+    _check(library, code, f"encode a tensor map of sizes {sizes}, byte strides {strides} and box {box}")
+    return bytes(storage[start : start + _TENSOR_MAP_BYTES])
 
 
 def is_capturing(stream: int) -> bool:

@@ -21,6 +21,7 @@ from ..generator.spec import AttentionSpec, ProblemShape
 from .device import Backend, Kernel
 from .driver import ArgumentBuffer
 from .problem import Problem
+from .tensor_maps import TensorMaps, TileCounters, mapped_tensor
 from .tensors import launch_strides
 
 if TYPE_CHECKING:
@@ -60,24 +61,27 @@ class PlanRecord:
 class ArgumentLayout:
     """How one kernel's `struct Arguments` is laid out: names of the values in order, and the offset of each member."""
 
-    __slots__ = ("_names", "_struct", "offsets")
+    __slots__ = ("_absent", "_names", "_struct", "offsets")
 
     def __init__(self, fields: Sequence[ArgumentField]) -> None:
         self._struct = layout_of(tuple(fields))
-        self._names = tuple("" if field.is_pointer else field.name for field in fields)
+        self._names = tuple("" if field.is_pointer or field.is_tensor_map else field.name for field in fields)
+        self._absent = tuple(b"" if field.is_tensor_map else 0 for field in fields)
         ends = accumulate(field.size for field in fields)
         self.offsets = {field.name: end - field.size for field, end in zip(fields, ends, strict=True)}
 
     def pack(self, values: Mapping[str, int | float]) -> bytes:
         """The struct with every value in it and all addresses 0. Raises KeyError for a missing value."""
-        return self._struct.pack(*(values[name] if name else 0 for name in self._names))
+        return self._struct.pack(
+            *(values[name] if name else absent for name, absent in zip(self._names, self._absent, strict=True))
+        )
 
 
 @lru_cache(maxsize=512)
 def argument_layout(family: Family, spec: AttentionSpec) -> ArgumentLayout:
     """The layout of `family`'s arguments for `spec`; made once, since it takes rendering the spec's functions."""
     arguments = family.arguments(spec)
-    if tuple(field.name for field in arguments[: len(LEADING)]) != LEADING:
+    if not arguments[0].is_tensor_map and tuple(field.name for field in arguments[: len(LEADING)]) != LEADING:
         raise UnsupportedError(f"The arguments of {family.name} must begin with {', '.join(LEADING)}.")
     return ArgumentLayout(arguments)
 
@@ -156,6 +160,37 @@ class Plan:
         self._free.append(packed)
 
 
+class MappedPlan(Plan):
+    """A plan whose kernel reads its tensors through tensor maps, and may draw its tiles from a counter."""
+
+    __slots__ = ("_counter_offset", "_counters", "_is_capturing", "_lse_offset", "_maps")
+
+    def map_tensors(self, maps: TensorMaps, is_capturing: Callable[[], bool]) -> None:
+        self._maps = maps
+        self._is_capturing = is_capturing
+        self._lse_offset = self.block.offsets["lse"]
+        self._counter_offset = self.block.offsets.get("next_tile")
+        self._counters = TileCounters(self.device)
+
+    def launch(self, q: int, k: int, v: int, o: int, lse: int, tables: Sequence[Any], stream: int) -> None:
+        """Enqueues the kernel, as `Plan.launch`."""
+        try:
+            packed = self._free.pop()
+        except IndexError:  # another thread is launching this plan
+            packed = self.block.new_buffer()
+        maps = self._maps.at((q, k, v, o))
+        packed.data[: len(maps)] = maps
+        _pack_address(packed.data, self._lse_offset, lse)
+        if self._counter_offset is not None:
+            counters = self._counters.address(stream, capturing=self._is_capturing())
+            _pack_address(packed.data, self._counter_offset, counters)
+        for offset, position, address in self._tables:
+            _pack_address(packed.data, offset, address(tables[position]))
+        assert self._launch is not None
+        self._launch(self._grid, self._threads, self._smem_bytes, stream, packed)
+        self._free.append(packed)
+
+
 def prepare(
     problem: Problem,
     config: KernelConfig,
@@ -184,7 +219,7 @@ def prepare(
     empty = shape.batch * shape.nheads * shape.seqlen_q == 0 or shape.seqlen_k == 0
     kernel = geometry = None
     if not empty:
-        geometry = family.geometry(spec, config, shape)
+        geometry = family.geometry(spec, config, shape, sm_count=backend.sm_count(device))
         if geometry.grid[1:] != (1, 1):
             raise UnsupportedError(f"{family.name} asks for a grid {geometry.grid}; launches are one-dimensional.")
         kernel = _load(spec, config, family, device, backend)
@@ -202,7 +237,9 @@ def prepare(
         note=note,
     )
     dense_q = tuple(q.stride()) == _dense_strides(q.shape)
-    return Plan(
+    maps = family.tensor_maps(spec, config)
+    plan_class = MappedPlan if maps else Plan
+    plan = plan_class(
         record=record,
         kernel=kernel,
         geometry=geometry,
@@ -218,6 +255,14 @@ def prepare(
         dtype=q.dtype,
         device=q.device,
     )
+    if isinstance(plan, MappedPlan):
+        tensors = {"q": q, "k": k, "v": v}
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()} | {"o": plan.out_shape}
+        strides = {name: launch_strides(t.shape, t.stride()) for name, t in tensors.items()}
+        strides["o"] = _dense_strides(plan.out_shape)[:3]
+        mapped = [mapped_tensor(field, shapes[field.tensor], strides[field.tensor]) for field in maps]
+        plan.map_tensors(TensorMaps(mapped, spec.dtype, backend.encode_tensor_map), backend.is_capturing)
+    return plan
 
 
 def _load(spec: AttentionSpec, config: KernelConfig, family: Family, device: int, backend: Backend) -> Kernel:

@@ -69,6 +69,14 @@ class FakeBackend:
     def is_loaded(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> bool:
         return (spec, config) in self.loaded
 
+    def sm_count(self, device: int) -> int:
+        return 132
+
+    def encode_tensor_map(
+        self, address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+    ) -> bytes:
+        return host_encode(address, sizes, strides, box)
+
     def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig:
         return family.default_config(spec, self.arch(device))
 
