@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,23 +12,26 @@ from ...generator.arch import Arch
 from ...generator.errors import TensorError
 from ...generator.families import families_for
 from ...generator.families.base import Family, KernelConfig
-from ...generator.families.forward_sm90 import ForwardSm90Config
 from ...generator.rendering import render
 from ...generator.source import KernelSource
-from ...generator.spec import AttentionSpec, ProblemShape
+from ...generator.spec import AttentionSpec
 from ..driver import ArgumentBuffer
-from ..launch import prepare
+from ..launch import ArgumentLayout, prepare
 from ..problem import Problem
 from ..tensors import check_inputs, check_softmax_scale, readable
-from .forward_sm90 import hopper_launch
 from .job import HostBuffer
 from .report import Finding, Report
 from .run import TIME_LIMIT, emulate
+from .tensor_map import encode_tensor_map
 
 if TYPE_CHECKING:
     import torch
 
     from ...generator.language import Traced
+
+#: The SMs of the GPU that launches are prepared for: those of an H200.
+DEFAULT_SMS = 132
+COUNTER_BYTES = 8
 
 
 def emulate_forward(
@@ -66,10 +71,7 @@ def emulate_forward(
         source = render(spec, config, arch, family=family)
     q, k, v = readable("q", q), readable("k", k), readable("v", v)
     problem = Problem(spec, mask, score)
-    run_options = {"flavour": flavour, "schedule": schedule, "seed": seed, "time_limit": time_limit}
-    if isinstance(config, ForwardSm90Config):
-        return _emulate_hopper(problem, config, family, shape, (q, k, v), scale, source, max_blocks, run_options)
-    backend = RecordingBackend(arch)
+    backend = RecordingBackend(arch, DEFAULT_SMS if max_blocks is None else max_blocks)
     plan = prepare(
         problem, config, family=family, shape=shape, q=q, k=k, v=v, softmax_scale=scale, backend=backend
     )
@@ -79,62 +81,37 @@ def emulate_forward(
     lse = torch.full(plan.lse_shape, torch.nan)
     plan.launch(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr(), problem.tables, 0)
     launched = backend.launched[0]
-    buffers = _buffers_of_call(problem, q, k, v, out, lse)
+    buffers = [buffer_of(tensor, name) for name, tensor in (("q", q), ("k", k), ("v", v))]
+    buffers += [buffer_of(out, "o", writable=True), buffer_of(lse, "lse", writable=True)]
+    buffers += [buffer_of(table, f"table {i}") for i, table in enumerate(problem.tables)]
+    counters = _counters(source, launched.arguments)
+    buffers += [HostBuffer(address, COUNTER_BYTES, "next_tile", True) for address in counters]
     report = emulate(
         source,
         launched.arguments,
         grid=launched.grid,
         threads=launched.threads,
         smem_bytes=launched.smem_bytes,
-        buffers=buffers,
-        **run_options,
+        buffers=tuple(buffers),
+        flavour=flavour,
+        schedule=schedule,
+        seed=seed,
+        time_limit=time_limit,
     )
+    for address in counters:
+        left = ctypes.string_at(address, COUNTER_BYTES)
+        if report.clean and any(left):
+            found = Finding("state", f"a launch must leave next_tile at 0, but it holds {struct.unpack('=2i', left)}")
+            report = replace(report, findings=(found,))
     return out, lse, report
 
 
-def _emulate_hopper(
-    problem: Problem,
-    config: ForwardSm90Config,
-    family: Family,
-    shape: ProblemShape,
-    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    softmax_scale: float,
-    source: KernelSource,
-    max_blocks: int | None,
-    run_options: dict[str, Any],
-) -> tuple[torch.Tensor, torch.Tensor, Report]:
-    import torch
-
-    q, k, v = qkv
-    out = torch.full((*q.shape[:3], problem.spec.head_dim_v), torch.nan, dtype=q.dtype)
-    lse = torch.full((shape.batch, shape.nheads, shape.seqlen_q), torch.nan)
-    if out.numel() == 0 or shape.seqlen_k == 0:
-        return out.zero_(), lse.fill_(-torch.inf), Report(flavour=run_options["flavour"])
-    launch = hopper_launch(
-        problem, config, family, shape, q, k, v, out, lse, softmax_scale=softmax_scale, max_blocks=max_blocks
-    )
-    report = emulate(
-        source,
-        launch.arguments,
-        grid=launch.grid,
-        threads=launch.threads,
-        smem_bytes=launch.smem_bytes,
-        buffers=(*_buffers_of_call(problem, q, k, v, out, lse), *launch.buffers()),
-        **run_options,
-    )
-    if report.clean and launch.counters.any():
-        left = Finding("state", f"a launch must leave next_tile at 0, but it holds {launch.counters.tolist()}")
-        report = replace(report, findings=(left,))
-    return out, lse, report
-
-
-def _buffers_of_call(
-    problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
-) -> tuple[HostBuffer, ...]:
-    buffers = [buffer_of(tensor, name) for name, tensor in (("q", q), ("k", k), ("v", v))]
-    buffers += [buffer_of(out, "o", writable=True), buffer_of(lse, "lse", writable=True)]
-    buffers += [buffer_of(table, f"table {i}") for i, table in enumerate(problem.tables)]
-    return tuple(buffers)
+def _counters(source: KernelSource, arguments: bytes) -> tuple[int, ...]:
+    """The address of the counter that blocks draw tiles from, in a kernel that has one."""
+    offsets = ArgumentLayout(source.arguments).offsets
+    if "next_tile" not in offsets:
+        return ()
+    return struct.unpack_from("=Q", arguments, offsets["next_tile"])
 
 
 def buffer_of(array: Any, name: str, *, writable: bool = False) -> HostBuffer:
@@ -164,8 +141,9 @@ class Launched:
 class RecordingBackend:
     """A `Backend` that keeps launches instead of running them: the emulator takes them from there."""
 
-    def __init__(self, arch: Arch) -> None:
+    def __init__(self, arch: Arch, sms: int = DEFAULT_SMS) -> None:
         self._arch = arch
+        self._sms = sms
         self.launched: list[Launched] = []
 
     def arch(self, device: int) -> Arch:
@@ -173,6 +151,14 @@ class RecordingBackend:
 
     def device_name(self, device: int) -> str | None:
         return None
+
+    def sm_count(self, device: int) -> int:
+        return self._sms
+
+    def encode_tensor_map(
+        self, address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+    ) -> bytes:
+        return encode_tensor_map(address, sizes, strides, box)
 
     def current_device(self) -> int:
         return 0

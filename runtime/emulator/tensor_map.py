@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 from ...generator.errors import EmulatorError
 
@@ -56,19 +55,3 @@ def encode_tensor_map(
     )
     return packed.ljust(BYTES, b"\0")
 
-
-def host_tensor_map(tensor: Any, box_rows: int) -> bytes:
-    """The map of a (batch, seqlen, nheads, head_dim) tensor, for boxes of 64 columns and `box_rows` rows of one head.
-
-    Dimensions innermost first: head_dim, seqlen, nheads, batch; 128-byte swizzle.
-    """
-    batch, seqlen, nheads, head_dim = tensor.shape
-    item = tensor.element_size()
-    by_batch, by_row, by_head, _ = (stride * item for stride in tensor.stride())
-    return encode_tensor_map(
-        tensor.data_ptr(),
-        (head_dim, seqlen, nheads, batch),
-        (by_row, by_head, by_batch),
-        (64, box_rows, 1, 1),
-        element_bytes=item,
-    )

@@ -154,7 +154,7 @@ def test_any_number_of_blocks_gives_the_same_bits(schedule: str) -> None:
         assert torch.equal(out, outputs[0])
 
 
-@pytest.mark.parametrize("layout", ["heads first", "packed", "offset", "broadcast heads"])
+@pytest.mark.parametrize("layout", ["heads first", "packed", "offset"])
 def test_any_strides(layout: str) -> None:
     case = Case(70, 70, config(1, 32), heads=(2, 2), batch=2, dtype="fp16")
     problem, q, k, v = problem_and_inputs(case)
@@ -162,10 +162,8 @@ def test_any_strides(layout: str) -> None:
         q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
     elif layout == "packed":
         q, k, v = torch.stack((q, k, v), dim=3).unbind(3)
-    elif layout == "offset":  # 2 bytes off: copied, as the launcher does
+    else:  # 2 bytes off: copied, as the launcher does
         q, k, v = (torch.cat([t.new_zeros(1), t.reshape(-1)])[1:].view(t.shape) for t in (q, k, v))
-    else:
-        k, v = (t[:, :, :1].expand(-1, -1, 2, -1) for t in (k, v))
     out, lse, report = emulate(case, problem, q, k, v)
     assert report.clean, report
     check(problem, q, k, v, out=out, lse=lse)
