@@ -15,6 +15,7 @@ from flashsmith.generator.families.base import Family, KernelConfig, layout_of
 from flashsmith.generator.rendering import render
 from flashsmith.generator.spec import AttentionSpec
 from flashsmith.runtime.driver import ArgumentBuffer
+from flashsmith.runtime.emulator.tensor_map import encode_tensor_map as host_encode
 
 
 @dataclass
