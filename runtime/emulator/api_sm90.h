@@ -5,12 +5,12 @@
 
 // One lane's operands of a wgmma.m64nNk16 with 16-bit inputs.
 struct ProductOperands {
-  float* d;                  // columns / 2 accumulators
+  float* d;                     // columns / 2 accumulators
   const unsigned* a_registers;  // 4, or null: A is in shared memory
-  unsigned long long a, b;   // matrix descriptors
-  int columns;               // N
-  int scale_d;               // 0: D is not read
-  bool b_transposed;         // rows of k
+  unsigned long long a, b;      // matrix descriptors
+  int columns;                  // N
+  int scale_d;                  // 0: D is not read
+  bool b_transposed;            // rows of k
   bool bf16;
 };
 

@@ -144,10 +144,11 @@ extern "C" void emulator_barrier_arrive(int id, int participants, const char* fi
   }
   if (barrier.arrivals() == barrier.expected) {
     if (barrier.arrived.empty())
-      report("barrier", place,
-             format("barrier %d completes with arrivals alone: the threads that should wait at it do "
-                    "not",
-                    id));
+      report(
+          "barrier", place,
+          format("barrier %d completes with arrivals alone: the threads that should wait at it do "
+                 "not",
+                 id));
     complete(barrier);
   }
   meeting_done();

@@ -1,4 +1,4 @@
-"""The Hopper part of the conformance program: TMA, wgmma, mbarriers, named barriers, stmatrix; blocks of 128 threads."""
+"""The Hopper part of the conformance program: TMA, wgmma, mbarriers, named barriers, stmatrix; 128 threads a block."""
 
 from __future__ import annotations
 

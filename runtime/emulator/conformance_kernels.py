@@ -86,7 +86,11 @@ class Case:
             f"  const int lane = thread_index();\n  const long long first = block_index() * {self.items};\n"
             f"{self.body}}}\n"
         )
-        return (Section("types", _TYPES), Section("primitives", used_primitives(_ampere_primitives(), kernel)), Section("kernel", kernel))
+        return (
+            Section("types", _TYPES),
+            Section("primitives", used_primitives(_ampere_primitives(), kernel)),
+            Section("kernel", kernel),
+        )
 
     @property
     def threads(self) -> int:

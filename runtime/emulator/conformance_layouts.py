@@ -1,4 +1,4 @@
-"""Shared-memory images of wgmma operands and the inputs of the wgmma cases, written down from the PTX ISA's layouts apart from the engine's decoder."""
+"""Inputs of the wgmma cases: shared-memory images after the PTX ISA's layouts, apart from the engine's decoder."""
 
 from __future__ import annotations
 

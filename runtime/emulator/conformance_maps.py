@@ -50,5 +50,7 @@ class MapSpec:
             0,  # zeros outside
         )
         if code != 0:
-            raise LaunchError(f"cuTensorMapEncodeTiled must accept the conformance cases' maps, but gave {code}: {self}.")
+            raise LaunchError(
+                f"cuTensorMapEncodeTiled must accept the conformance cases' maps, but gave {code}: {self}."
+            )
         return ctypes.string_at(at, BYTES)

@@ -84,7 +84,7 @@ struct Feature {
   void (*block_begin)() = nullptr;
   void (*thread_end)(int thread) = nullptr;
   void (*block_end)() = nullptr;  // all threads have ended: what is left over is a finding
-  bool (*idle)() = nullptr;      // no thread can run: finish late work; true if some was left
+  bool (*idle)() = nullptr;       // no thread can run: finish late work; true if some was left
   void (*describe)(std::string& text) = nullptr;  // state that explains a deadlock
 };
 inline std::vector<Feature>& features() {

@@ -57,7 +57,8 @@ def emulate_forward(
     `q`, `k`, `v` are CPU tensors (batch, seqlen, nheads, head_dim) of any strides; `mask` and `score` hold the run-time
     values of the spec's graphs. The arguments are packed, and unreadable inputs copied, by the very code that launches
     on a GPU. Outputs start as NaN. `source` replaces the rendered kernel (a test's mutant). `max_blocks` bounds the
-    grid of a kernel whose blocks take tiles until none is left, so that each has several. Raises TensorError, SpecError, ConfigError, EmulatorError and MissingComponentError; what the kernel does wrong is in the report.
+    grid of a kernel whose blocks take tiles until none is left, so that each has several. Raises TensorError,
+    SpecError, ConfigError, EmulatorError and MissingComponentError; what the kernel does wrong is in the report.
     """
     import torch
 
@@ -72,9 +73,7 @@ def emulate_forward(
     q, k, v = readable("q", q), readable("k", k), readable("v", v)
     problem = Problem(spec, mask, score)
     backend = RecordingBackend(arch, DEFAULT_SMS if max_blocks is None else max_blocks)
-    plan = prepare(
-        problem, config, family=family, shape=shape, q=q, k=k, v=v, softmax_scale=scale, backend=backend
-    )
+    plan = prepare(problem, config, family=family, shape=shape, q=q, k=k, v=v, softmax_scale=scale, backend=backend)
     if plan.is_empty:
         return q.new_zeros(plan.out_shape), torch.full(plan.lse_shape, -torch.inf), Report(flavour=flavour)
     out = torch.full(plan.out_shape, torch.nan, dtype=q.dtype)

@@ -12,7 +12,8 @@
 namespace emulator {
 namespace {
 
-constexpr u64 kMbarrierBits = 0x7fbadbad7fbadbadull;  // what its bytes hold here, whatever its state
+constexpr u64 kMbarrierBits =
+    0x7fbadbad7fbadbadull;  // what its bytes hold here, whatever its state
 
 bool has_completed(const Mbarrier& barrier, u32 parity) { return (barrier.phase & 1) != parity; }
 
@@ -69,9 +70,10 @@ bool delivers_at_wait() {
 void describe_mbarriers(std::string& text) {
   for (const Mbarrier& barrier : mbarriers) {
     if (barrier.waiters.empty() && barrier.pending == barrier.count && barrier.bytes == 0) continue;
-    text += format("; mbarrier at %s is in phase %u (parity %u), needs %d of %d arrivals and %lld bytes",
-                   describe_mbarrier(barrier).c_str(), barrier.phase, barrier.phase & 1,
-                   barrier.pending, barrier.count, barrier.bytes);
+    text += format(
+        "; mbarrier at %s is in phase %u (parity %u), needs %d of %d arrivals and %lld bytes",
+        describe_mbarrier(barrier).c_str(), barrier.phase, barrier.phase & 1, barrier.pending,
+        barrier.count, barrier.bytes);
     for (u32 parity = 0; parity < 2; ++parity) {
       std::vector<int> members;
       for (const Waiter& waiter : barrier.waiters) {

@@ -17,10 +17,10 @@ struct Waiter {
 
 struct Mbarrier {
   u32 offset = 0;
-  int count = 0;       // arrivals of a phase
-  int pending = 0;     // arrivals that this phase still needs
+  int count = 0;        // arrivals of a phase
+  int pending = 0;      // arrivals that this phase still needs
   long long bytes = 0;  // announced minus delivered
-  u32 phase = 0;       // completed phases
+  u32 phase = 0;        // completed phases
   bool fenced = false;  // the copy engine sees the initialisation
   int initialised_by = -1;
   std::vector<Waiter> waiters;

@@ -94,16 +94,16 @@ inline void wgmma_wait_group(EMULATOR_PLACE) {
 template <int N>
 inline void wgmma_guard(float (&)[N]) {}
 
-#define EMULATOR_WGMMA_OF(N, TYPE, BF16)                                                           \
-  inline void wgmma_m64n##N##k16_f32_##TYPE##_ss(float(&d)[N / 2], u64 a, u64 b, int scale_d,      \
-                                                 EMULATOR_PLACE) {                                 \
-    const ProductOperands operands{d, nullptr, a, b, N, scale_d, false, BF16};                     \
-    emulator_wgmma(&operands, "wgmma_m64n" #N "k16_f32_" #TYPE "_ss", file, line);                 \
-  }                                                                                                \
-  inline void wgmma_m64n##N##k16_f32_##TYPE##_rs(float(&d)[N / 2], const u32(&a)[4], u64 b,        \
-                                                 EMULATOR_PLACE) {                                 \
-    const ProductOperands operands{d, a, 0, b, N, 1, true, BF16};                                  \
-    emulator_wgmma(&operands, "wgmma_m64n" #N "k16_f32_" #TYPE "_rs", file, line);                 \
+#define EMULATOR_WGMMA_OF(N, TYPE, BF16)                                                       \
+  inline void wgmma_m64n##N##k16_f32_##TYPE##_ss(float (&d)[N / 2], u64 a, u64 b, int scale_d, \
+                                                 EMULATOR_PLACE) {                             \
+    const ProductOperands operands{d, nullptr, a, b, N, scale_d, false, BF16};                 \
+    emulator_wgmma(&operands, "wgmma_m64n" #N "k16_f32_" #TYPE "_ss", file, line);             \
+  }                                                                                            \
+  inline void wgmma_m64n##N##k16_f32_##TYPE##_rs(float (&d)[N / 2], const u32(&a)[4], u64 b,   \
+                                                 EMULATOR_PLACE) {                             \
+    const ProductOperands operands{d, a, 0, b, N, 1, true, BF16};                              \
+    emulator_wgmma(&operands, "wgmma_m64n" #N "k16_f32_" #TYPE "_rs", file, line);             \
   }
 #define EMULATOR_WGMMA(N)          \
   EMULATOR_WGMMA_OF(N, f16, false) \

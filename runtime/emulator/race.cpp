@@ -103,8 +103,8 @@ void remember_read(Cell& cell, const Accessor& who, const Epoch& mine) {
   const int inline_reads = cell.reads < kReadsInline ? cell.reads : kReadsInline;
   for (int i = 0; i < inline_reads; ++i) {
     // A read that this one comes after says nothing more: who has seen this one has seen that one.
-    const bool after = who.proxy ? cell.read[i].agent == mine.agent
-                                 : ordered(cell.read[i], who.thread);
+    const bool after =
+        who.proxy ? cell.read[i].agent == mine.agent : ordered(cell.read[i], who.thread);
     if (after) {
       cell.read[i] = mine;
       return;
@@ -181,8 +181,7 @@ void access_global(Access kind, const void* pointer, int bytes, const Accessor& 
       cell.block = block;
       cell.reads = 0;
       cell.write.clock = 0;
-      if (used)
-        report_race(format("in block %u", other), where(), who.thread, place, earlier);
+      if (used) report_race(format("in block %u", other), where(), who.thread, place, earlier);
     }
     if (!access(cell, kind, who, mine, place, where)) return;
   }

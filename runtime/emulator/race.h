@@ -5,9 +5,9 @@
 // order no memory.
 //
 // A thread has two clocks: what comes before its own (generic) accesses, and what comes before the
-// accesses of the async proxy that it starts (TMA, wgmma operands). Ordinary writes reach the second
-// through fence.proxy.async alone, whoever executes it on the way. Every function is empty outside
-// the race flavour.
+// accesses of the async proxy that it starts (TMA, wgmma operands). Ordinary writes reach the
+// second through fence.proxy.async alone, whoever executes it on the way. Every function is empty
+// outside the race flavour.
 #pragma once
 
 #include <memory>

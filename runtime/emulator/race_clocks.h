@@ -27,9 +27,7 @@ std::vector<Agent> agents;
 u16 agent_numbers[static_cast<int>(Beside::kStoreWrites) + 1][kMaxThreads];  // 0: none yet
 
 // The agent's number, or 0 if it has done nothing.
-u32 known_agent(Beside engine, int index) {
-  return agent_numbers[static_cast<int>(engine)][index];
-}
+u32 known_agent(Beside engine, int index) { return agent_numbers[static_cast<int>(engine)][index]; }
 
 u32 agent_of(Beside engine, int index) {
   u16& number = agent_numbers[static_cast<int>(engine)][index];

@@ -27,8 +27,8 @@ u16 byte_mask(u32 offset, int bytes) {
 void check_not_in_flight(u32 offset, const char* what, const Place& place) {
   const int owner = chunk_in_flight[offset / kChunk];
   if (owner == 0) return;
-  const std::string copy = owner == kTmaLoad ? std::string("a TMA load")
-                                             : "a cp.async of " + describe_thread(owner - 1);
+  const std::string copy =
+      owner == kTmaLoad ? std::string("a TMA load") : "a cp.async of " + describe_thread(owner - 1);
   report("in-flight", place,
          format("%s %s %s while %s into these bytes has not been waited for",
                 describe_thread(current).c_str(), what, describe_shared(offset).c_str(),
@@ -64,7 +64,8 @@ u32 shared_range(u32 address, int bytes, int alignment, const Place& place) {
   if (offset % static_cast<u32>(alignment) != 0) {
     report("misaligned", place,
            format("%s uses %d bytes at %s: the address must be a multiple of %d",
-                  describe_thread(current).c_str(), bytes, describe_shared(offset).c_str(), alignment));
+                  describe_thread(current).c_str(), bytes, describe_shared(offset).c_str(),
+                  alignment));
     abort_block();
   }
   return offset;
@@ -93,9 +94,10 @@ void check_shared_read(u32 offset, int bytes, const Place& place) {
 void check_shared_write(u32 offset, int bytes, const Place& place) {
   check_not_in_flight(offset, "writes", place);
   if (chunk_readers[offset / kChunk] != 0) {
-    report("in-flight", place,
-           format("%s overwrites %s while a wgmma or TMA store that reads it has not been waited for",
-                  describe_thread(current).c_str(), describe_shared(offset).c_str()));
+    report(
+        "in-flight", place,
+        format("%s overwrites %s while a wgmma or TMA store that reads it has not been waited for",
+               describe_thread(current).c_str(), describe_shared(offset).c_str()));
   }
   chunk_written[offset / kChunk] |= byte_mask(offset, bytes);
 }

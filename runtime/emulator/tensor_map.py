@@ -54,4 +54,3 @@ def encode_tensor_map(
         *padded([stride & 0xFFFFFFFFFFFFFFFF for stride in strides], _MAX_RANK - 1),
     )
     return packed.ljust(BYTES, b"\0")
-

@@ -1,8 +1,8 @@
 // cp.async.bulk.tensor: boxes of 3 to 5 dimensions between global and shared memory.
 //
 // A load fills its destination with NaN at once and lands when the mbarrier's waiter needs it
-// (mbarrier.cpp). A store reads its source at the thread's wait_group.read and reaches global memory
-// at its wait_group: both as late as the rules allow.
+// (mbarrier.cpp). A store reads its source at the thread's wait_group.read and reaches global
+// memory at its wait_group: both as late as the rules allow.
 #include "tma.h"
 
 #include <cstring>
@@ -52,7 +52,8 @@ template <class Row>
 void for_each_row(const Box& box, const Row& row) {
   const HostTensorMap& map = box.map;
   const int rows = box.bytes / box.row_bytes();
-  const long long inner_end = (static_cast<long long>(map.sizes[0]) - box.at[0]) * map.element_bytes;
+  const long long inner_end =
+      (static_cast<long long>(map.sizes[0]) - box.at[0]) * map.element_bytes;
   const long long inner_first = -static_cast<long long>(box.at[0]) * map.element_bytes;
   for (int r = 0; r < rows; ++r) {
     bool inside = true;
@@ -93,15 +94,17 @@ Box box_of(const void* map, int rank, const int* at, u32 smem_address, const Pla
       refuse(place, format("a box has 1 to 256 elements a dimension, but got %u", m.box[d]));
     box.bytes *= static_cast<int>(m.box[d]);
     if (d > 0 && m.strides[d - 1] % 16 != 0)
-      refuse(place, format("the strides of a tensor map must be multiples of 16 bytes, but got %llu",
-                           static_cast<unsigned long long>(m.strides[d - 1])));
+      refuse(place,
+             format("the strides of a tensor map must be multiples of 16 bytes, but got %llu",
+                    static_cast<unsigned long long>(m.strides[d - 1])));
   }
   if (m.base % 16 != 0) refuse(place, "the tensor must begin at a multiple of 16 bytes");
   if (m.swizzle > 3 || box.row_bytes() % 16 != 0 ||
       (m.swizzle != 0 && box.row_bytes() > static_cast<int>(box.span())))
-    refuse(place, format("rows of a box must have a multiple of 16 bytes within the swizzle's %u, but "
-                         "got %d",
-                         box.span(), box.row_bytes()));
+    refuse(place,
+           format("rows of a box must have a multiple of 16 bytes within the swizzle's %u, but "
+                  "got %d",
+                  box.span(), box.row_bytes()));
   if (static_cast<long long>(at[0]) * m.element_bytes % 16 != 0)
     refuse(place, format("the innermost coordinate must be a multiple of 16 bytes, but got %d "
                          "elements of %u bytes",
@@ -152,8 +155,7 @@ void write_out(const Store& store) {
 
 // The newest group of the calling thread that must be done when `newest` may stay in flight.
 u32 group_due(int newest, const Place& place) {
-  if (newest < 0)
-    refuse(place, "the number of groups that may stay in flight is negative");
+  if (newest < 0) refuse(place, "the number of groups that may stay in flight is negative");
   const u32 committed = stores[current].committed;
   return committed > static_cast<u32>(newest) ? committed - static_cast<u32>(newest) : 0;
 }
@@ -245,7 +247,8 @@ extern "C" void emulator_tma_load(unsigned dst, const void* map, int rank, const
   race_proxy_shared(Access::kWrite, box.smem, box.bytes, Beside::kLoads, index, barrier.phase + 1,
                     current, place);
   std::memset(&smem[box.smem], 0xff, static_cast<std::size_t>(box.bytes));
-  if (loads.size() <= static_cast<std::size_t>(index)) loads.resize(static_cast<std::size_t>(index) + 1);
+  if (loads.size() <= static_cast<std::size_t>(index))
+    loads.resize(static_cast<std::size_t>(index) + 1);
   loads[static_cast<std::size_t>(index)].push_back(load);
   maybe_let_others_run();
 }
@@ -271,9 +274,10 @@ extern "C" void emulator_tma_store(const void* map, int rank, const int* at, uns
   for_each_row(box, [&](const u8* pointer, int first, int valid, int) {
     if (valid == 0) return;
     if (first % kChunk != 0 || valid % kChunk != 0)
-      refuse(place, format("a store must not be clipped inside 16 bytes, but %d bytes of a row of %d "
-                           "lie in the tensor",
-                           valid, box.row_bytes()));
+      refuse(place,
+             format("a store must not be clipped inside 16 bytes, but %d bytes of a row of %d "
+                    "lie in the tensor",
+                    valid, box.row_bytes()));
     if (!check_global(pointer, valid, 1, true, place)) {
       store.writable = false;
       return;

@@ -7,17 +7,13 @@
 
 #include "api_sm90.h"
 #include "memory.h"
-#include "numbers.h"
 #include "race.h"
-#include "wgmma_operands.h"
+#include "wgmma_tiles.h"
 
 namespace emulator {
 namespace {
 
 constexpr int kWarpsOfGroup = 4;
-constexpr int kRowsOfWarp = 16;
-constexpr int kDepth = 16;
-constexpr int kMaxColumns = 256;
 constexpr u32 kNotThereYet = 0xffffffffu;  // what an accumulator holds until the wait
 
 // One accumulator tile that some product in flight adds to.
@@ -100,13 +96,14 @@ void step(const Place& place, u64 a = 0, u64 b = 0) {
   } else {
     const Step& other = sequence.steps[index];
     if (!(other.place == place) || other.a != a || other.b != b) {
-      report("divergence", place,
-             format("the warps of one warpgroup execute different wgmma instructions: warp %d is at "
-                    "%s (descriptors %llx, %llx), another was at %s (%llx, %llx)",
-                    warp, describe(place).c_str(), static_cast<unsigned long long>(a),
-                    static_cast<unsigned long long>(b), describe(other.place).c_str(),
-                    static_cast<unsigned long long>(other.a),
-                    static_cast<unsigned long long>(other.b)));
+      report(
+          "divergence", place,
+          format("the warps of one warpgroup execute different wgmma instructions: warp %d is at "
+                 "%s (descriptors %llx, %llx), another was at %s (%llx, %llx)",
+                 warp, describe(place).c_str(), static_cast<unsigned long long>(a),
+                 static_cast<unsigned long long>(b), describe(other.place).c_str(),
+                 static_cast<unsigned long long>(other.a),
+                 static_cast<unsigned long long>(other.b)));
       abort_block();
     }
   }
@@ -164,58 +161,6 @@ void end_read(const MatrixOperand& operand) {
   operand.for_each_chunk([](u32 offset, int, int) { chunk_readers[offset / kChunk] -= 1; });
 }
 
-float widened(u16 bits, bool bf16) { return bf16 ? bf16_to_f32(bits) : f16_to_f32(bits); }
-
-// The operands in shared memory, widened: A by row from the warp's first one on, B by k.
-void fetch_a(const MatrixOperand& operand, bool bf16, float (*to)[kDepth]) {
-  operand.for_each_chunk([&](u32 offset, int mn, int k) {
-    u16 halves[8];
-    std::memcpy(halves, &smem[offset], sizeof halves);
-    for (int i = 0; i < 8; ++i) to[mn - operand.first_row][k + i] = widened(halves[i], bf16);
-  });
-}
-
-EMULATOR_CLONES void widen_all(const u16* from, float* to, int count, bool bf16) {
-  if (bf16) {
-    for (int i = 0; i < count; ++i) to[i] = bf16_to_f32(from[i]);
-  } else {
-    for (int i = 0; i < count; ++i) to[i] = f16_to_f32(from[i]);
-  }
-}
-
-void fetch_b(const MatrixOperand& operand, bool bf16, float (*to)[kMaxColumns]) {
-  static u16 halves[kDepth][kMaxColumns];
-  operand.for_each_chunk([&](u32 offset, int mn, int k) {
-    u16 chunk[8];
-    std::memcpy(chunk, &smem[offset], sizeof chunk);
-    if (operand.transposed) {
-      std::memcpy(&halves[k][mn], chunk, sizeof chunk);
-    } else {
-      for (int i = 0; i < 8; ++i) halves[k + i][mn] = chunk[i];
-    }
-  });
-  for (int k = 0; k < kDepth; ++k) widen_all(halves[k], to[k], operand.rows, bf16);
-}
-
-// Products are exact in fp32; the sum runs over k in order, then D.
-EMULATOR_CLONES void accumulate(const float (*a)[kDepth], const float (*b)[kMaxColumns], int columns,
-                                bool keep, float* values) {
-  for (int row = 0; row < kRowsOfWarp; ++row) {
-    float total[kMaxColumns];
-    for (int n = 0; n < columns; ++n) total[n] = 0.0f;
-    for (int k = 0; k < kDepth; ++k) {
-      for (int n = 0; n < columns; ++n) total[n] += a[row][k] * b[k][n];
-    }
-    float* d = values + row * columns;
-    for (int n = 0; n < columns; ++n) d[n] = keep ? d[n] + total[n] : total[n];
-  }
-}
-
-// Register j of lane l, g = l/4, q = 2*(l%4): row g + 8*((j/2)%2), column 8*(j/4) + q + j%2.
-int place_in_tile(int lane, int j, int columns) {
-  return (lane / 4 + 8 * (j / 2 % 2)) * columns + 8 * (j / 4) + 2 * (lane % 4) + j % 2;
-}
-
 bool untouched(const Accumulator& accumulator) {
   for (int lane = 0; lane < kWarpSize; ++lane) {
     for (int j = 0; j < accumulator.columns / 2; ++j) {
@@ -232,8 +177,9 @@ Accumulator& accumulator_at(void** operands, int columns, bool keep, const Place
   for (Accumulator& known : mine.accumulators) {
     if (known.lanes[0] != first) continue;
     if (known.columns != columns) {
-      report("operand", place,
-             format("accumulators in flight are used with N = %d and N = %d", known.columns, columns));
+      report(
+          "operand", place,
+          format("accumulators in flight are used with N = %d and N = %d", known.columns, columns));
       abort_block();
     }
     if (!untouched(known))
@@ -262,8 +208,8 @@ void give_back(const Accumulator& accumulator, const Place& place) {
     report("in-flight", place, "accumulators were written while a wgmma on them was in flight");
   for (int lane = 0; lane < kWarpSize; ++lane) {
     for (int j = 0; j < accumulator.columns / 2; ++j)
-      accumulator.lanes[lane][j] = accumulator.values[static_cast<std::size_t>(
-          place_in_tile(lane, j, accumulator.columns))];
+      accumulator.lanes[lane][j] =
+          accumulator.values[static_cast<std::size_t>(place_in_tile(lane, j, accumulator.columns))];
   }
 }
 
@@ -291,10 +237,11 @@ void issue(void** operands, const Place& place) {
   const ProductOperands& shared = *static_cast<ProductOperands*>(operands[0]);
   step(place, shared.a, shared.b);
   if (!mine.fenced)
-    report("fence", place,
-           format("warp %d starts a wgmma, but no wgmma.fence follows its last use of registers: one "
-                  "is needed before the first wgmma and after each wait",
-                  warp));
+    report(
+        "fence", place,
+        format("warp %d starts a wgmma, but no wgmma.fence follows its last use of registers: one "
+               "is needed before the first wgmma and after each wait",
+               warp));
   Product product{};
   product.operands = shared;
   product.group = mine.committed + 1;

@@ -43,7 +43,8 @@ struct MatrixOperand {
     }
     for (u32 k = 0; k < 16; ++k) {
       const u32 line = d.start + k % 8 * d.span + k / 8 * (swizzle ? d.stride : d.lead);
-      for (u32 m8 = static_cast<u32>(first_row) / 8; m8 < static_cast<u32>(first_row + rows) / 8; ++m8) {
+      for (u32 m8 = static_cast<u32>(first_row) / 8; m8 < static_cast<u32>(first_row + rows) / 8;
+           ++m8) {
         const u32 at = swizzle ? m8 % w * 16 + m8 / w * d.lead : m8 * d.stride;
         chunk(place_of(line + at), static_cast<int>(m8 * 8), static_cast<int>(k));
       }

@@ -17,8 +17,10 @@ CASES = {case.name: case for case in hopper_cases()}
 PRODUCTS = [name for name in CASES if name.startswith("wgmma")]
 #: One N of each kind, and all other layouts.
 FEW_PRODUCTS = [
-    name for name in PRODUCTS if "bf16" not in name or "span 128" not in name or name[10:].split("k")[0] in ("8", "80", "176", "256")
-]  # fmt: skip
+    name
+    for name in PRODUCTS
+    if "bf16" not in name or "span 128" not in name or name[10:].split("k")[0] in ("8", "80", "176", "256")
+]
 
 
 def engine(name: str) -> np.ndarray:
