@@ -13,7 +13,7 @@ from ..generator.arch import Arch, arch_from_cc
 from ..generator.errors import BuildGateError
 from ..generator.families.base import Family, KernelConfig
 from ..generator.spec import AttentionSpec
-from . import driver
+from . import driver, driver_maps
 from .driver import ArgumentBuffer
 
 log = logging.getLogger("flashsmith.device")
@@ -117,7 +117,7 @@ class CudaBackend:
     def encode_tensor_map(
         self, address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
     ) -> bytes:
-        return driver.encode_tensor_map(address, dtype, sizes, strides, box)
+        return driver_maps.encode_tensor_map(address, dtype, sizes, strides, box)
 
     def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig:
         """The family's first default that does not spill here."""

@@ -37,11 +37,6 @@ _CLOCK_RATE, _SM_COUNT, _MEMORY_CLOCK_RATE, _L2_BYTES, _CC_MAJOR, _CC_MINOR = 13
 _FUNCTION_LOCAL_BYTES, _FUNCTION_REGISTERS, _FUNCTION_MAX_DYNAMIC_SMEM = 3, 4, 8
 _CAPTURE_MODE_RELAXED = 2
 
-# CUtensorMap: its size, and the values of cuTensorMapEncodeTiled's enumerations (cuda.h).
-_TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT = 128, 64
-_TENSOR_MAP_DTYPES = {"fp16": 6, "bf16": 9}
-_TENSOR_MAP_SWIZZLE_128B, _TENSOR_MAP_L2_PROMOTION_128B = 3, 2
-
 _FORK_REMEDY = (
     "This process was forked from one that had already used CUDA, and a GPU cannot be used after that."
     ' Start it with multiprocessing\'s "spawn" method, or fork before the first use of the GPU.'
@@ -133,7 +128,7 @@ def driver_available() -> bool:
 def device_count() -> int:
     """The number of visible GPUs; 0 without a driver, and in a process forked after CUDA was used."""
     try:
-        library = _initialise()
+        library = started_library()
     except (MissingComponentError, LaunchError):
         return 0
     count = ctypes.c_int()
@@ -142,12 +137,12 @@ def device_count() -> int:
 
 def device_info(index: int) -> DeviceInfo:
     """What GPU `index` is. Raises MissingComponentError without a driver, LaunchError for an unknown index."""
-    library = _initialise()
+    library = started_library()
     device = _device(library, index)
     name = ctypes.create_string_buffer(256)
-    _check(library, library.cuDeviceGetName(name, 256, device), "cuDeviceGetName")
+    check(library, library.cuDeviceGetName(name, 256, device), "cuDeviceGetName")
     memory = ctypes.c_size_t()
-    _check(library, library.cuDeviceTotalMem_v2(ctypes.byref(memory), device), "cuDeviceTotalMem")
+    check(library, library.cuDeviceTotalMem_v2(ctypes.byref(memory), device), "cuDeviceTotalMem")
 
     def attribute(number: int) -> int:
         value = ctypes.c_int()
@@ -174,23 +169,23 @@ def load_function(cubin: bytes, entry: str, *, smem_bytes: int, device: int | No
     where the driver refuses the cubin or the shared memory.
     """
     global _launch_kernel
-    library = _initialise()
+    library = started_library()
     if device is None:
         device = _current_device(library)
     context = _primary_context(library, device)
     module, handle = ctypes.c_void_p(), ctypes.c_void_p()
     mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
-    _check(library, library.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
+    check(library, library.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
     library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
-        _check(library, library.cuModuleLoadData(ctypes.byref(module), cubin), f"loading {entry}")
+        check(library, library.cuModuleLoadData(ctypes.byref(module), cubin), f"loading {entry}")
         try:
-            _check(
+            check(
                 library,
                 library.cuModuleGetFunction(ctypes.byref(handle), module, entry.encode()),
                 f"finding {entry} in its cubin",
             )
-            _check(
+            check(
                 library,
                 library.cuFuncSetAttribute(handle, _FUNCTION_MAX_DYNAMIC_SMEM, smem_bytes),
                 f"giving {entry} {smem_bytes} bytes of dynamic shared memory",
@@ -210,9 +205,9 @@ def load_function(cubin: bytes, entry: str, *, smem_bytes: int, device: int | No
 
 def unload(function: Function) -> None:
     """Frees the device memory of `function`, which must not be in use, nor in a graph that will run again."""
-    library = _initialise()
+    library = started_library()
     with _pushed(library, function.context):
-        _check(library, library.cuModuleUnload(function.module), f"unloading {function.entry}")
+        check(library, library.cuModuleUnload(function.module), f"unloading {function.entry}")
 
 
 def launch(
@@ -238,39 +233,9 @@ def launch(
         _relaunch(code, function, grid, threads, smem_bytes, stream, pointers)
 
 
-def encode_tensor_map(
-    address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
-) -> bytes:
-    """The 128 bytes of a tiled tensor map with 128-byte swizzle and zeros outside (cuTensorMapEncodeTiled).
-
-    `dtype` is fp16 or bf16; `sizes` and `box` count elements, innermost first; `strides` are bytes, of all dimensions
-    but the innermost. Raises LaunchError where the driver refuses them.
-    """
-    library = _initialise()
-    storage = (ctypes.c_char * (_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGNMENT))()
-    start = -ctypes.addressof(storage) % _TENSOR_MAP_ALIGNMENT
-    rank = len(sizes)
-    code = library.cuTensorMapEncodeTiled(
-        ctypes.byref(storage, start),
-        ctypes.c_int(_TENSOR_MAP_DTYPES[dtype]),
-        ctypes.c_uint32(rank),
-        ctypes.c_void_p(address),
-        (ctypes.c_uint64 * rank)(*sizes),
-        (ctypes.c_uint64 * (rank - 1))(*strides),
-        (ctypes.c_uint32 * rank)(*box),
-        (ctypes.c_uint32 * rank)(*[1] * rank),
-        ctypes.c_int(0),  # no interleaving
-        ctypes.c_int(_TENSOR_MAP_SWIZZLE_128B),
-        ctypes.c_int(_TENSOR_MAP_L2_PROMOTION_128B),
-        ctypes.c_int(0),  # zeros outside
-    )
-    _check(library, code, f"encode a tensor map of sizes {sizes}, byte strides {strides} and box {box}")
-    return bytes(storage[start : start + _TENSOR_MAP_BYTES])
-
-
 def is_capturing(stream: int) -> bool:
     """Whether `stream` (a CUstream as an integer) is being captured into a graph."""
-    library = _initialise()
+    library = started_library()
     status = ctypes.c_int()
     code = library.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
     return code == 0 and status.value != 0
@@ -279,7 +244,7 @@ def is_capturing(stream: int) -> bool:
 @contextmanager
 def on_device(index: int) -> Iterator[None]:
     """Makes the primary context of GPU `index` current in this thread, and the former one afterwards."""
-    library = _initialise()
+    library = started_library()
     with _pushed(library, _primary_context(library, index)):
         yield
 
@@ -297,7 +262,7 @@ def _relaunch(
 
     A thread that never touched CUDA has no current context, and the current device need not be the tensors'.
     """
-    library = _initialise()
+    library = started_library()
     current = ctypes.c_void_p()
     library.cuCtxGetCurrent(ctypes.byref(current))
     if code in (_INVALID_CONTEXT, _INVALID_HANDLE) and current.value != function.context.value:
@@ -306,7 +271,7 @@ def _relaunch(
                 function.handle, *grid, threads, 1, 1, smem_bytes, ctypes.c_void_p(stream), pointers, None
             )
     shape = f"grid {grid}, {threads} threads, {smem_bytes} bytes of shared memory (of {function.smem_bytes} allowed)"
-    _check(library, code, f"launching {function.entry} on device {function.device} with {shape}")
+    check(library, code, f"launching {function.entry} on device {function.device} with {shape}")
 
 
 def _find_library() -> ctypes.CDLL | None:
@@ -323,7 +288,7 @@ def _find_library() -> ctypes.CDLL | None:
     return _library
 
 
-def _initialise() -> ctypes.CDLL:
+def started_library() -> ctypes.CDLL:
     """libcuda after cuInit. Raises MissingComponentError without a driver, LaunchError where it cannot start."""
     global _initialised
     if _forked:
@@ -336,7 +301,7 @@ def _initialise() -> ctypes.CDLL:
         )
     if not _initialised:
         with _lock:
-            _check(library, library.cuInit(0), "starting CUDA")
+            check(library, library.cuInit(0), "starting CUDA")
             if not _initialised and hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=_after_fork)
             _initialised = True
@@ -355,7 +320,7 @@ def _after_fork() -> None:
 
 def _device(library: ctypes.CDLL, index: int) -> ctypes.c_int:
     device = ctypes.c_int()
-    _check(library, library.cuDeviceGet(ctypes.byref(device), index), f"finding GPU {index}")
+    check(library, library.cuDeviceGet(ctypes.byref(device), index), f"finding GPU {index}")
     return device
 
 
@@ -371,14 +336,14 @@ def _primary_context(library: ctypes.CDLL, index: int) -> ctypes.c_void_p:
         if index not in _contexts:
             context = ctypes.c_void_p()
             code = library.cuDevicePrimaryCtxRetain(ctypes.byref(context), _device(library, index))
-            _check(library, code, f"opening GPU {index}")
+            check(library, code, f"opening GPU {index}")
             _contexts[index] = context
         return _contexts[index]
 
 
 @contextmanager
 def _pushed(library: ctypes.CDLL, context: ctypes.c_void_p) -> Iterator[None]:
-    _check(library, library.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
+    check(library, library.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
     try:
         yield
     finally:
@@ -388,11 +353,11 @@ def _pushed(library: ctypes.CDLL, context: ctypes.c_void_p) -> Iterator[None]:
 def _function_attribute(library: ctypes.CDLL, handle: ctypes.c_void_p, number: int) -> int:
     value = ctypes.c_int()
     code = library.cuFuncGetAttribute(ctypes.byref(value), number, handle)
-    _check(library, code, "reading a kernel's attributes")
+    check(library, code, "reading a kernel's attributes")
     return value.value
 
 
-def _check(library: ctypes.CDLL, code: int, doing: str) -> None:
+def check(library: ctypes.CDLL, code: int, doing: str) -> None:
     """Raises LaunchError that names what was being done, the driver's word for `code`, and a remedy if one is known."""
     if code == 0:
         return

@@ -21,7 +21,7 @@ from ..generator.spec import AttentionSpec, ProblemShape
 from .device import Backend, Kernel
 from .driver import ArgumentBuffer
 from .problem import Problem
-from .tensor_maps import TensorMaps, TileCounters, mapped_tensor
+from .tensor_maps import TensorMaps, TileCounters, mapped_tensor, tile_counters
 from .tensors import launch_strides
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LOG2_E = 1.4426950408889634
 #: The members that begin the forward's arguments; a launch writes them with one `pack_into`.
 LEADING = ("q", "k", "v", "o", "lse")
+#: ... and those behind the tensor maps of a kernel that has some.
+BEHIND_MAPS = ("lse", "next_tile")
 _pack_leading = struct.Struct(f"={len(LEADING)}Q").pack_into
 _pack_address = struct.Struct("=Q").pack_into
 
@@ -81,8 +83,10 @@ class ArgumentLayout:
 def argument_layout(family: Family, spec: AttentionSpec) -> ArgumentLayout:
     """The layout of `family`'s arguments for `spec`; made once, since it takes rendering the spec's functions."""
     arguments = family.arguments(spec)
-    if not arguments[0].is_tensor_map and tuple(field.name for field in arguments[: len(LEADING)]) != LEADING:
-        raise UnsupportedError(f"The arguments of {family.name} must begin with {', '.join(LEADING)}.")
+    maps = sum(field.is_tensor_map for field in arguments)
+    leading = BEHIND_MAPS if maps else LEADING
+    if tuple(field.name for field in arguments[maps : maps + len(leading)]) != leading:
+        raise UnsupportedError(f"The addresses among the arguments of {family.name} must be {', '.join(leading)}.")
     return ArgumentLayout(arguments)
 
 
@@ -161,16 +165,19 @@ class Plan:
 
 
 class MappedPlan(Plan):
-    """A plan whose kernel reads its tensors through tensor maps, and may draw its tiles from a counter."""
+    """A plan whose kernel reads its tensors through tensor maps, and may draw its tiles from a pair of counters."""
 
-    __slots__ = ("_counter_offset", "_counters", "_is_capturing", "_lse_offset", "_maps")
+    __slots__ = ("_counters", "_is_capturing", "_maps_at", "_pack_mapped")
 
-    def map_tensors(self, maps: TensorMaps, is_capturing: Callable[[], bool]) -> None:
-        self._maps = maps
+    def map_tensors(
+        self, maps: TensorMaps, counters: TileCounters | None, is_capturing: Callable[[], bool]
+    ) -> MappedPlan:
+        """This plan, with what its launches need: `counters` None for a kernel that draws no tiles."""
+        self._maps_at = maps.at
+        self._counters = None if counters is None else counters.address
         self._is_capturing = is_capturing
-        self._lse_offset = self.block.offsets["lse"]
-        self._counter_offset = self.block.offsets.get("next_tile")
-        self._counters = TileCounters(self.device)
+        self._pack_mapped = struct.Struct(f"={maps.nbytes}sQQ").pack_into
+        return self
 
     def launch(self, q: int, k: int, v: int, o: int, lse: int, tables: Sequence[Any], stream: int) -> None:
         """Enqueues the kernel, as `Plan.launch`."""
@@ -178,12 +185,8 @@ class MappedPlan(Plan):
             packed = self._free.pop()
         except IndexError:  # another thread is launching this plan
             packed = self.block.new_buffer()
-        maps = self._maps.at((q, k, v, o))
-        packed.data[: len(maps)] = maps
-        _pack_address(packed.data, self._lse_offset, lse)
-        if self._counter_offset is not None:
-            counters = self._counters.address(stream, capturing=self._is_capturing())
-            _pack_address(packed.data, self._counter_offset, counters)
+        counters = 0 if self._counters is None else self._counters(stream, self._is_capturing())
+        self._pack_mapped(packed.data, 0, self._maps_at(q, k, v, o), lse, counters)
         for offset, position, address in self._tables:
             _pack_address(packed.data, offset, address(tables[position]))
         assert self._launch is not None
@@ -236,10 +239,8 @@ def prepare(
         arch=str(backend.arch(device)),
         note=note,
     )
-    dense_q = tuple(q.stride()) == _dense_strides(q.shape)
     maps = family.tensor_maps(spec, config)
-    plan_class = MappedPlan if maps else Plan
-    plan = plan_class(
+    plan = (MappedPlan if maps else Plan)(
         record=record,
         kernel=kernel,
         geometry=geometry,
@@ -251,18 +252,19 @@ def prepare(
             for name, table in zip(_table_pointers(problem), tables, strict=True)
         ],
         given_tables=given,
-        like_q=dense_q and spec.head_dim == spec.head_dim_v,
+        like_q=tuple(q.stride()) == _dense_strides(q.shape) and spec.head_dim == spec.head_dim_v,
         dtype=q.dtype,
         device=q.device,
     )
-    if isinstance(plan, MappedPlan):
-        tensors = {"q": q, "k": k, "v": v}
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()} | {"o": plan.out_shape}
-        strides = {name: launch_strides(t.shape, t.stride()) for name, t in tensors.items()}
-        strides["o"] = _dense_strides(plan.out_shape)[:3]
-        mapped = [mapped_tensor(field, shapes[field.tensor], strides[field.tensor]) for field in maps]
-        plan.map_tensors(TensorMaps(mapped, spec.dtype, backend.encode_tensor_map), backend.is_capturing)
-    return plan
+    if not isinstance(plan, MappedPlan):
+        return plan
+    layouts = {name: (tuple(x.shape), launch_strides(x.shape, x.stride())) for name, x in zip("qkv", (q, k, v))}
+    layouts["o"] = plan.out_shape, _dense_strides(plan.out_shape)[:3]
+    mapped = TensorMaps([mapped_tensor(f, *layouts[f.tensor]) for f in maps], spec.dtype, backend.encode_tensor_map)
+    counters = tile_counters(q.device) if family.draws_tiles(config) and not empty else None
+    if counters is not None and not backend.is_capturing():
+        counters.reserve()
+    return plan.map_tensors(mapped, counters, backend.is_capturing)
 
 
 def _load(spec: AttentionSpec, config: KernelConfig, family: Family, device: int, backend: Backend) -> Kernel:

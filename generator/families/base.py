@@ -170,6 +170,10 @@ class Family(abc.ABC):
         """The arguments that are tensor maps, in order; they are the first ones. None by default."""
         return ()
 
+    def draws_tiles(self, config: KernelConfig) -> bool:
+        """Whether blocks draw their tiles from a pair of counters, the argument `next_tile`; else that may be null."""
+        return False
+
     def target(self, arch: Arch) -> str:
         """What the compiler is to generate code for: `arch`, or its variant with instructions of its own (sm_90a)."""
         return arch.name

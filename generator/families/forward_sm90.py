@@ -221,6 +221,10 @@ class ForwardSm90(Family):
             TensorMapField("o_map", "o", WARPGROUP_ROWS),
         )
 
+    def draws_tiles(self, config: KernelConfig) -> bool:
+        assert isinstance(config, ForwardSm90Config)
+        return config.schedule == "dynamic"
+
     def geometry(
         self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape, *, sm_count: int
     ) -> LaunchGeometry:

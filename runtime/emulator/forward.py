@@ -110,7 +110,8 @@ def _counters(source: KernelSource, arguments: bytes) -> tuple[int, ...]:
     offsets = ArgumentLayout(source.arguments).offsets
     if "next_tile" not in offsets:
         return ()
-    return struct.unpack_from("=Q", arguments, offsets["next_tile"])
+    (address,) = struct.unpack_from("=Q", arguments, offsets["next_tile"])
+    return (address,) if address else ()
 
 
 def buffer_of(array: Any, name: str, *, writable: bool = False) -> HostBuffer:
