@@ -42,6 +42,10 @@ class TensorError(UsageError):
     """A tensor's dtype, device, shape or stride does not fit the call."""
 
 
+class TensorTypeError(TensorError, TypeError):
+    """What should be a tensor is none, or an array of a library whose arrays are not taken."""
+
+
 class UnsupportedError(UsageError):
     """A legal request that this version does not implement; names what was found, what is needed and the way out."""
 

@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -87,7 +87,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class EntryInfo:
-    """One entry as `flashsmith cache` lists it. `problem` says what is wrong with it, or is empty."""
+    """One entry as `flashsmith cache` lists it. `problem` says what is wrong with it, or is empty.
+
+    `key` and `facts` are those of a compiled kernel; what the emulator built has none.
+    """
 
     path: Path
     nbytes: int
@@ -213,15 +216,6 @@ class KernelCache:
                 count += self.remove(path)
         return count
 
-    def prune(self, max_bytes: int) -> int:
-        """Removes broken entries, then the oldest ones until the rest take at most `max_bytes`; how many went."""
-        count, kept = 0, 0
-        for entry in self.entries():
-            kept += 0 if entry.problem else entry.nbytes
-            if entry.problem or kept > max_bytes:
-                count += self.remove(entry.path)
-        return count
-
     def problem(self) -> str | None:
         """Why this cache cannot be used at all, with the remedy; None if it can be read or does not exist yet."""
         for path, shared in ((self.root, True), (self.folder, False)):
@@ -301,6 +295,17 @@ class KernelCache:
                 " (FLASHSMITH_CACHE_DIR names the folder).",
                 problem,
             )
+
+
+def excess(entries: Iterable[EntryInfo], max_bytes: int) -> list[EntryInfo]:
+    """What must go so that the rest takes at most `max_bytes`: broken entries, then the oldest ones."""
+    found: list[EntryInfo] = []
+    kept = 0
+    for entry in sorted(entries, key=lambda entry: (-entry.modified, entry.path.name)):
+        kept += 0 if entry.problem else entry.nbytes
+        if entry.problem or kept > max_bytes:
+            found.append(entry)
+    return found
 
 
 def _read_entry(path: Path) -> tuple[dict[str, Any], bytes]:

@@ -109,7 +109,7 @@ def fitting_default(spec: AttentionSpec, arch: Arch, *, family: Family, run_here
     return configs[-1]
 
 
-def find_cached(
+def _find_cached(
     spec: AttentionSpec, config: KernelConfig, arch: Arch, *, family: Family | None = None
 ) -> CompiledKernel | None:
     """The kernel if this process or the disk cache has it, ungated; None where it would have to be compiled."""
@@ -118,7 +118,7 @@ def find_cached(
     if kernel is None:
         kernel = _from_disk(_cache_at(cache_dir()), key)
         if kernel is not None:
-            remember(kernel)
+            _remember(kernel)
     return kernel
 
 
@@ -164,7 +164,7 @@ def kernel_cache() -> KernelCache:
     return _cache_at(cache_dir())
 
 
-def remember(kernel: CompiledKernel) -> None:
+def _remember(kernel: CompiledKernel) -> None:
     """Keeps `kernel` in this process, for calls with the same key and cache folder."""
     while len(_memory) >= MEMORY_ENTRIES:
         _memory.pop(next(iter(_memory)), None)
@@ -189,7 +189,7 @@ def _load_or_compile(
     place = (str(cache.root), key.digest)
     with _key_locks.setdefault(place, threading.Lock()):
         try:
-            kernel = find_cached(spec, config, arch, family=family)  # another thread may have been first
+            kernel = _find_cached(spec, config, arch, family=family)  # another thread may have been first
             if kernel is not None:
                 return kernel
             actual = _load_compiler()
@@ -203,7 +203,7 @@ def _load_or_compile(
                 kernel = _from_disk(cache, key)
                 if kernel is None:
                     kernel = _compile(cache, key, spec, config, arch, family)
-            remember(kernel)
+            _remember(kernel)
             return kernel
         finally:
             _key_locks.pop(place, None)

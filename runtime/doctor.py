@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from ..generator.arch import ARCHS, arch_from_cc
 from ..generator.errors import FlashsmithError
 from . import driver, nvrtc, nvrtc_library, variables
 from .cache import KernelCache
+from .emulator.toolchain import find_toolchain
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 _PYTHON = (3, 11)
@@ -189,17 +188,10 @@ def _folder(name: str, variable: str, path: Path) -> Check:
 
 def _cxx() -> Check:
     needed = "g++ or clang++, for the CPU emulator"
-    remedy = "Install g++ or clang++, or name one in FLASHSMITH_CXX. Kernels on a GPU need none."
-    asked = variables.cxx()
-    names = (asked,) if asked else ("g++", "clang++", "c++")
-    path = next((found for name in names if (found := shutil.which(name))), None)
-    if path is None:
-        return Check("C++ compiler", WARNING, f"none of {', '.join(names)}", needed, remedy)
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        return Check("C++ compiler", WARNING, f"{path} does not run ({error})", needed, remedy)
-    return Check("C++ compiler", OK, f"{path}: {done.stdout.partition(chr(10))[0]}", needed)
+        return Check("C++ compiler", OK, str(find_toolchain()), needed)
+    except FlashsmithError as error:
+        return Check("C++ compiler", WARNING, "none that works", needed, f"{error} Kernels on a GPU need none.")
 
 
 def _variables() -> Check:
@@ -209,7 +201,7 @@ def _variables() -> Check:
     present = {v.name: v.value for v in variables.VARIABLES if v.value is not None}
     found = ", ".join(f"{name}={value}" for name, value in present.items()) or "none set"
     unknown = sorted(name for name in os.environ if name.startswith("FLASHSMITH_") and name not in known)
-    for read in (variables.check_enabled, variables.log_level, variables.device, variables.lock_seconds):
+    for read in (variables.log_level, variables.device, variables.lock_seconds):
         try:
             read()
         except FlashsmithError as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..generator import mods
 from ..generator.errors import SpecError, TraceError
 from ..generator.language import Traced, and_masks, compose_scores, trace_mask, trace_score
+from ..generator.language.node import const, leaf
 from ..generator.spec import AttentionSpec
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def problem_of(
     """The problem of one call of `attention`.
 
     Masks are and-ed: causal, window, `mask_mod`. After the scale, scores apply in the order softcap, ALiBi,
-    `score_mod`. `causal` and `window_size=(-1, 0)` are one problem. Raises SpecError, and TraceError for the functions.
+    `score_mod`. `causal` and `window_size=(-1, 0)` are one problem, as are a mask that hides nothing and none at all,
+    and a score function that gives its score back and none. Raises SpecError, and TraceError for the functions.
     """
     left, right = window_of(window_size)
     masks: list[Traced] = []
@@ -72,7 +74,11 @@ def problem_of(
     if score_mod is not None:
         scores.append(_traced(score_mod, "score"))
     mask = None if not masks else masks[0] if len(masks) == 1 else and_masks(*masks)
+    if mask is not None and mask.graph.root is const(True):
+        mask = None
     score = None if not scores else scores[0] if len(scores) == 1 else compose_scores(*scores)
+    if score is not None and score.graph.root is leaf("score"):
+        score = None
     spec = AttentionSpec(
         dtype=dtype,
         head_dim=head_dim,

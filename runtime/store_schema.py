@@ -70,15 +70,23 @@ class DeviceIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What made the number: versions of the driver, NVRTC and flashsmith, and the digest of templates and generator."""
+    """What made the number: versions of the driver, NVRTC and flashsmith, and the digest of templates and generator.
+
+    `kernel` is the SHA-256 of the text of the record's kernel: where it is still what is generated, the number holds
+    though templates or generator have changed. Digests are cut to 16 digits; "" is unknown.
+    """
 
     generator: str
     flashsmith: str
     nvrtc: str = ""
     driver: str = ""
+    kernel: str = ""
 
     def to_dict(self) -> dict[str, str]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        values: dict[str, str] = {f.name: getattr(self, f.name) for f in fields(self)}
+        if not self.kernel:
+            del values["kernel"]
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +322,7 @@ def _provenance(reader: _Reader) -> Provenance:
         flashsmith=reader.text("flashsmith"),
         nvrtc=reader.text("nvrtc", ""),
         driver=reader.text("driver", ""),
+        kernel=reader.text("kernel", ""),
     )
     reader.finish()
     return result

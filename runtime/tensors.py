@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..generator.errors import SpecError, TensorError, UnsupportedError
+from ..generator.errors import SpecError, TensorError, TensorTypeError, UnsupportedError
 from ..generator.language.ops import SIZE_LIMIT
 from ..generator.spec import HEAD_DIM_STEP, MAX_HEAD_DIM, ProblemShape
 
@@ -117,7 +117,7 @@ def _check_is_tensor(name: str, tensor: object) -> None:
     import torch
 
     if not isinstance(tensor, torch.Tensor):
-        raise TensorError(
+        raise TensorTypeError(
             f"{name} must be a torch tensor or a CuPy array on a GPU, but got {type(tensor).__module__}."
             f"{type(tensor).__qualname__}. Convert it first: torch.as_tensor({name}, device='cuda')."
         )
@@ -202,7 +202,7 @@ def check_alibi_slopes(slopes: object, inputs: Inputs, device: torch.device) -> 
 
     nheads, batch = inputs.shape.nheads, inputs.shape.batch
     if not isinstance(slopes, torch.Tensor):
-        raise TensorError(
+        raise TensorTypeError(
             f"alibi_slopes must be a float32 tensor of shape ({nheads},) or ({batch}, {nheads}), but got"
             f" {type(slopes).__name__}. Convert it: torch.as_tensor(slopes, dtype=torch.float32, device=q.device)."
         )

@@ -16,7 +16,6 @@ from ..generator.errors import UsageError, unknown_name_message
 
 CACHE_DIR = "FLASHSMITH_CACHE_DIR"
 CONFIG_DIR = "FLASHSMITH_CONFIG_DIR"
-CHECK = "FLASHSMITH_CHECK"
 CXX = "FLASHSMITH_CXX"
 LOG_LEVEL = "FLASHSMITH_LOG_LEVEL"
 DEVICE = "FLASHSMITH_DEVICE"
@@ -24,9 +23,6 @@ LOCK_SECONDS = "FLASHSMITH_LOCK_SECONDS"
 
 DEVICES = ("cuda", "emulator")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +40,14 @@ class Variable:
 
 
 VARIABLES: tuple[Variable, ...] = (
-    Variable(CACHE_DIR, "the user's cache folder, e.g. ~/.cache/flashsmith", "Where compiled kernels are kept."),
+    Variable(
+        CACHE_DIR,
+        "the user's cache folder, e.g. ~/.cache/flashsmith",
+        "Where compiled kernels and emulator programs are kept.",
+    ),
     Variable(
         CONFIG_DIR, "the user's config folder, e.g. ~/.config/flashsmith", "Where tuned configs of this user are kept."
     ),
-    Variable(CHECK, "0", "1 checks metadata that lives on the device (lengths, page tables), at the cost of a sync."),
     Variable(CXX, "g++, clang++ or c++ from PATH", "The C++ compiler that builds the CPU emulator."),
     Variable(LOG_LEVEL, "warning", f"How much the command line logs: {', '.join(LOG_LEVELS)}."),
     Variable(DEVICE, "cuda where there is a GPU, else emulator", f"Device of the commands: {' or '.join(DEVICES)}."),
@@ -64,16 +63,6 @@ def cache_dir() -> Path:
 def config_dir() -> Path:
     """The absolute folder for this user's tuned configs. It may not exist, and is not made here."""
     return _folder(CONFIG_DIR, "config")
-
-
-def check_enabled() -> bool:
-    """Whether device-resident metadata is checked. Raises UsageError for a value that is neither yes nor no."""
-    text = os.environ.get(CHECK, "").strip().lower()
-    if not text or text in _FALSE:
-        return False
-    if text in _TRUE:
-        return True
-    raise UsageError(f"{CHECK} must be one of {', '.join(_FALSE + _TRUE)}, but got {text!r}. Unset it, or set 0 or 1.")
 
 
 def cxx() -> str | None:

@@ -1,57 +1,63 @@
-"""`flashsmith cache`: the compiled kernels on disk."""
+"""`flashsmith cache`: the compiled kernels on disk, and what the CPU emulator built."""
 
 from __future__ import annotations
 
 import re
 import time
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import options as o
 from .output import console, print_json, table
 
+if TYPE_CHECKING:
+    from ..cache import EntryInfo
+
 EXAMPLES = ("flashsmith cache", "flashsmith cache --prune 200M", "flashsmith cache --clear")
 _SIZE = re.compile(r"([0-9]+)\s*([kKmMgG]?)[bB]?$")
+_COMMON = ("KiB", "age", "state", "key")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def command(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove every compiled kernel.")] = False,
-    prune: Annotated[str, typer.Option("--prune", help="Remove the oldest kernels until this is left: 200M.")] = "",
+    clear: Annotated[bool, typer.Option("--clear", help="Remove everything compiled.")] = False,
+    prune: Annotated[str, typer.Option("--prune", help="Remove the oldest entries until this is left: 200M.")] = "",
     as_json: o.AsJson = False,
 ) -> None:
-    """List, prune or clear the compiled kernels on disk."""
+    """List, prune or clear compiled kernels and emulator programs."""
+    from ..cache import excess
     from ..compiler import kernel_cache
+    from ..emulator import object_cache
 
     kernels = kernel_cache()
     limit = parse_size(prune) if prune else None
-    removed = 0
+    removed = [0, 0]
     if clear:
-        removed = kernels.clear()
+        removed = [kernels.clear(), object_cache.clear()]
     elif limit is not None:
-        removed = kernels.prune(limit)
-    entries = kernels.entries()
-    total = sum(entry.nbytes for entry in entries)
+        for entry in excess([*kernels.entries(), *object_cache.entries()], limit):
+            if entry.path.parent == kernels.folder:
+                removed[0] += kernels.remove(entry.path)
+            else:
+                removed[1] += object_cache.remove(entry.path)
+    entries, programs = kernels.entries(), object_cache.entries()
     problem = kernels.problem()
     if as_json:
         print_json(
             {
                 "folder": str(kernels.folder),
                 "problem": problem,
-                "removed": removed,
-                "bytes": total,
-                "entries": [
-                    {
-                        "path": str(e.path),
-                        "bytes": e.nbytes,
-                        "modified": e.modified,
-                        "problem": e.problem,
-                        "key": dict(e.key),
-                        "facts": dict(e.facts),
-                    }
-                    for e in entries
-                ],
+                "removed": removed[0],
+                "bytes": _total(entries),
+                "entries": [{**_plain(e), "key": dict(e.key), "facts": dict(e.facts)} for e in entries],
+                "emulator": {
+                    "folder": str(object_cache.folder()),
+                    "removed": removed[1],
+                    "bytes": _total(programs),
+                    "entries": [_plain(e) for e in programs],
+                },
             }
         )
         return
@@ -59,22 +65,25 @@ def command(
     if problem:
         out.print(f"The cache cannot be used: {problem}", markup=False)
     if clear or limit is not None:
-        out.print(f"Removed {removed} kernels.")
+        out.print(f"Removed {removed[0]} kernels and {removed[1]} programs of the emulator.")
     if entries:
         rows = [
             (
                 entry.key.get("family", "?"),
                 entry.key.get("target", "?"),
                 entry.facts.get("spec", "?"),
-                f"{entry.nbytes / 1024:.0f}",
-                _age(entry.modified),
-                entry.problem or "ok",
-                entry.path.name[-12:],
+                *_common(entry),
             )
             for entry in entries
         ]
-        out.print(table(("family", "arch", "spec", "KiB", "age", "state", "key"), rows, right=("KiB", "age")))
-    out.print(f"{len(entries)} kernels, {total / (1 << 20):.1f} MiB in {kernels.folder}", markup=False)
+        out.print(table(("family", "arch", "spec", *_COMMON), rows, right=("KiB", "age")))
+    if programs:
+        builds = [(entry.path.name.rpartition("-")[0], *_common(entry)) for entry in programs]
+        out.print(table(("emulator", *_COMMON), builds, right=("KiB", "age")))
+    out.print(f"{len(entries)} kernels, {_mebibytes(entries)} in {kernels.folder}", markup=False)
+    out.print(
+        f"{len(programs)} programs of the emulator, {_mebibytes(programs)} in {object_cache.folder()}", markup=False
+    )
 
 
 def parse_size(text: str) -> int:
@@ -93,3 +102,20 @@ def _age(modified: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def _common(entry: EntryInfo) -> tuple[str, str, str, str]:
+    """The columns that every entry has."""
+    return f"{entry.nbytes / 1024:.0f}", _age(entry.modified), entry.problem or "ok", entry.path.name[-12:]
+
+
+def _plain(entry: EntryInfo) -> dict[str, Any]:
+    return {"path": str(entry.path), "bytes": entry.nbytes, "modified": entry.modified, "problem": entry.problem}
+
+
+def _total(entries: Sequence[EntryInfo]) -> int:
+    return sum(entry.nbytes for entry in entries)
+
+
+def _mebibytes(entries: Sequence[EntryInfo]) -> str:
+    return f"{_total(entries) / (1 << 20):.1f} MiB"

@@ -17,7 +17,15 @@ EXAMPLES = (
     "flashsmith show",
     "flashsmith show --arch sm_90 --head-dim 128",
     "flashsmith show --call -d 128 --causal --seqlen 4k --arch sm_90",
+    "flashsmith show --restamp tuned_configs/sm_90/nvidia-h200/forward_sm80.yaml",
 )
+#: What `--restamp` did with a record.
+_STATES = {
+    "fresh": "up to date",
+    "same": "the same kernel: marked as up to date",
+    "changed": "another kernel now: left as it was; measure it again",
+    "unknown": "cannot be compared: left as it was; measure it again",
+}
 
 
 def command(
@@ -33,6 +41,10 @@ def command(
     arch: o.ArchName = "",
     gpu: Annotated[str, typer.Option("--gpu", help="A GPU's name; with --call: whose records to use.")] = "",
     call: Annotated[bool, typer.Option("--call", help="Show the config that one call of this problem uses.")] = False,
+    stamp: Annotated[
+        Path | None,
+        typer.Option("--restamp", help="A tuned file: records whose kernel is still the same become up to date."),
+    ] = None,
     seqlen: o.SeqlenQ = "4k",
     seqlen_k: o.SeqlenK = "0",
     batch: o.Batch = 0,
@@ -41,6 +53,9 @@ def command(
     as_json: o.AsJson = False,
 ) -> None:
     """List tuned configs, or what one call uses."""
+    if stamp is not None:
+        _restamp(stamp, mask_mod, score_mod, as_json=as_json)
+        return
     if call:
         head_dim = head_dim or 128
         problem = o.problem_from(
@@ -118,6 +133,33 @@ def _show_call(problem: Any, shape: Any, arch: str, gpu: str, *, as_json: bool) 
             f" {record.status}, proved on {record.verified or 'nothing'}",
             markup=False,
         )
+
+
+def _restamp(path: Path, mask_mod: str, score_mod: str, *, as_json: bool) -> None:
+    from ..tune.request import TuneProblem
+    from ..tune.restamp import restamp
+
+    spec = TuneProblem(mask_mod=mask_mod, score_mod=score_mod).traced().spec
+    stamps = restamp(path, graphs=(spec.mask, spec.score))
+    if as_json:
+        rows = [
+            {
+                "problem": stamp.record.problem,
+                "bucket": stamp.record.bucket.to_dict(),
+                "state": stamp.state,
+                "reason": stamp.reason,
+                "remedy": stamp.remedy,
+            }
+            for stamp in stamps
+        ]
+        print_json({"path": str(path), "records": rows})
+        return
+    out = console()
+    for stamp in stamps:
+        words = _STATES[stamp.state]
+        out.print(f"{stamp.record.problem} at {stamp.record.bucket}: {words}", markup=False)
+        if stamp.remedy:
+            out.print(f"    {stamp.reason}\n    {stamp.remedy}", markup=False)
 
 
 def _resolution_dict(resolution: Resolution) -> dict[str, Any]:

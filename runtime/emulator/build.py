@@ -44,9 +44,7 @@ _FLAVOURS = {
     "plain": Flavour(("-DEMULATOR_RACE=0", "-DEMULATOR_ASAN=0"), (), ()),
     # The link takes no -fsanitize=thread: the engine is the run-time library.
     "race": Flavour(("-DEMULATOR_RACE=1", "-DEMULATOR_ASAN=0"), ("-fsanitize=thread",), ()),
-    "asan": Flavour(
-        ("-DEMULATOR_RACE=0", "-DEMULATOR_ASAN=1"), (*_SANITIZE, "-fno-omit-frame-pointer"), _SANITIZE
-    ),
+    "asan": Flavour(("-DEMULATOR_RACE=0", "-DEMULATOR_ASAN=1"), (*_SANITIZE, "-fno-omit-frame-pointer"), _SANITIZE),
 }
 
 

@@ -21,9 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .. import private_folder, variables
+from ..cache import EntryInfo
 
 FOLDER = "emulator-v1"
 _CHECKSUM = "checksum"
+_TEMPORARY, _LOCK = ".tmp-", ".lock-"
 _LIMIT = 512 << 20
 
 _log = logging.getLogger("flashsmith.emulator")
@@ -44,7 +46,7 @@ def cached(name: str, key: str, product: str, build: Callable[[Path], None]) -> 
     with _lock_of(entry), _process_lock(root, path):
         if _is_whole(path):
             return path
-        temporary = root / f".tmp-{os.getpid()}-{secrets.token_hex(6)}"
+        temporary = root / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(6)}"
         private_folder.make_private(temporary)
         try:
             build(temporary)
@@ -63,6 +65,61 @@ def discard(product: Path) -> None:
 def folder() -> Path:
     """Where products are kept in this process; it may not exist yet."""
     return variables.cache_dir() / FOLDER
+
+
+def entries() -> list[EntryInfo]:
+    """Every entry on disk, newest first, each checked. Empty where there is no cache, or where it is not used."""
+    found = [_describe(path) for path in _paths() if not path.name.startswith((_TEMPORARY, _LOCK))]
+    return sorted(found, key=lambda entry: (-entry.modified, entry.path.name))
+
+
+def remove(entry: Path) -> bool:
+    """Removes one entry's folder; whether it is gone. A program that runs goes on. Raises nothing."""
+    hidden = entry.with_name(f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(6)}")
+    try:
+        os.rename(entry, hidden)
+    except OSError:
+        return not entry.exists()
+    shutil.rmtree(hidden, ignore_errors=True)
+    return True
+
+
+def clear() -> int:
+    """Removes all entries, lock files and what dead processes left; how many entries went."""
+    count = 0
+    for path in _paths():
+        if path.name.startswith(_LOCK):
+            path.unlink(missing_ok=True)
+        elif path.name.startswith(_TEMPORARY):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            count += remove(path)
+    return count
+
+
+def _paths() -> list[Path]:
+    """What lies in the folder; nothing where others may have written to it."""
+    for path, shared in ((variables.cache_dir(), True), (folder(), False)):
+        if not os.path.lexists(path) or private_folder.folder_problem(path, shared=shared) is not None:
+            return []
+    try:
+        return sorted(folder().iterdir())
+    except OSError:
+        return []
+
+
+def _describe(entry: Path) -> EntryInfo:
+    nbytes, modified, problem = 0, 0.0, ""
+    try:
+        nbytes = sum(file.lstat().st_size for file in entry.iterdir())
+        modified = entry.lstat().st_mtime
+        # Its build wrote one product, whose name is not in the entry's: the file that the checksum is of.
+        files = [file for file in entry.iterdir() if file.name != _CHECKSUM]
+        if not any(_is_whole(file) for file in files):
+            problem = "no file matches the checksum"
+    except OSError as error:
+        problem = str(error)
+    return EntryInfo(entry, nbytes, modified, {}, {}, problem)
 
 
 def _root() -> Path:
@@ -106,7 +163,7 @@ def _process_lock(root: Path, product: Path) -> Iterator[None]:
         return
     from filelock import FileLock
 
-    lock = FileLock(root / f".lock-{product.parent.name}", timeout=variables.lock_seconds(), mode=0o600)
+    lock = FileLock(root / f"{_LOCK}{product.parent.name}", timeout=variables.lock_seconds(), mode=0o600)
     try:
         lock.acquire()
     except (OSError, NotImplementedError) as error:  # filelock.Timeout is an OSError

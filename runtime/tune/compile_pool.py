@@ -38,7 +38,8 @@ class Compiled:
 class CompilePool:
     """`jobs` worker processes for one spec on one architecture. What was compiled once is remembered.
 
-    `run_here` says that this machine's driver is to run the kernels.
+    `run_here` says that this machine's driver is to run the kernels. An exception in `compile` (also Ctrl-C, but not a
+    caller that stops asking) kills the workers, whatever they compile: the pool is then at its end.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class CompilePool:
         self._timeout = timeout
         self._done: dict[KernelConfig, Compiled] = {}
         self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
 
     @property
     def results(self) -> dict[KernelConfig, Compiled]:
@@ -77,11 +79,11 @@ class CompilePool:
                 count += 1
         results: queue.SimpleQueue[Compiled | BaseException] = queue.SimpleQueue()
         self._stop.clear()
-        threads = [
+        self._threads = [
             threading.Thread(target=self._serve, args=(worker, missing, results), daemon=True)
             for worker in self._workers[:count]
         ]
-        for thread in threads:
+        for thread in self._threads:
             thread.start()
         try:
             for _ in range(count):
@@ -93,16 +95,20 @@ class CompilePool:
         except GeneratorExit:  # the caller wants no more: let the running ones end, start none
             raise
         except BaseException:
-            self._end_workers()
+            self.close()
             raise
         finally:
             self._stop.set()
-            for thread in threads:
-                thread.join()
+            self._join()
 
     def close(self) -> None:
+        """Ends the workers at once, whatever they compile. May be called twice."""
         self._stop.set()
-        self._end_workers()
+        for worker in self._workers:
+            worker.kill()
+        self._join()
+        for worker in self._workers:
+            worker.close()
 
     def __enter__(self) -> CompilePool:
         return self
@@ -110,9 +116,9 @@ class CompilePool:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _end_workers(self) -> None:
-        for worker in self._workers:
-            worker.close()
+    def _join(self) -> None:
+        for thread in self._threads:
+            thread.join()
 
     def _serve(
         self,

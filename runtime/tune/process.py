@@ -43,13 +43,15 @@ class WorkerFailed(TuneError):
 
 
 class WorkerProcess:
-    """One child; started at the first request, and again after it died. Not for use by two threads at once."""
+    """One child; started at the first request, and again after it died. For one thread, but for `kill`."""
 
     def __init__(self, handler: str, arguments: Mapping[str, Any]) -> None:
         self._setup = {"handler": handler, "arguments": dict(arguments)}
         self._process: subprocess.Popen[str] | None = None
         self._replies: queue.Queue[str | None] = queue.Queue()
         self._stderr: IO[bytes] | None = None
+        self._killed = False
+        self._starting = threading.Lock()
         #: How often a child was started.
         self.starts = 0
 
@@ -57,7 +59,11 @@ class WorkerProcess:
         """The child's reply. Raises WorkerCrashed, WorkerTimeout or WorkerFailed; the next call starts a new child."""
         if self._process is None:
             self._start()
-            self._exchange(self._setup, START_SECONDS)
+            try:
+                self._exchange(self._setup, START_SECONDS)
+            except WorkerFailed:
+                self.close()  # it has no handler: the next request sets a new child up
+                raise
         return self._exchange(message, timeout)
 
     def close(self) -> None:
@@ -69,6 +75,14 @@ class WorkerProcess:
             self._stderr.close()
             self._stderr = None
 
+    def kill(self) -> None:
+        """Ends the child for good. Any thread may call it: a request that is under way, or comes later, crashes."""
+        with self._starting:
+            self._killed = True
+            process = self._process
+        if process is not None and process.poll() is None:
+            _signal_tree(process)
+
     def __enter__(self) -> WorkerProcess:
         return self
 
@@ -78,15 +92,18 @@ class WorkerProcess:
     def _start(self) -> None:
         self.close()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - held until close()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD.format(path=sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,
-        )
+        with self._starting:
+            if self._killed:
+                raise WorkerCrashed("The worker process was ended before this request.")
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _CHILD.format(path=sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                text=True,
+                encoding="utf-8",
+                start_new_session=True,
+            )
         self.starts += 1
         self._replies = queue.Queue()
         threading.Thread(target=_pump, args=(self._process.stdout, self._replies), daemon=True).start()
@@ -140,10 +157,14 @@ def _kill_tree(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(OSError):
         if process.stdin is not None:
             process.stdin.close()
+    _signal_tree(process)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=10)
+
+
+def _signal_tree(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=10)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...generator.arch import Arch
 from ...generator.errors import MissingComponentError
 from ...generator.families.base import KernelConfig
 from ...generator.spec import AttentionSpec, ProblemShape
@@ -34,6 +36,14 @@ def current_provenance(*, driver: str = "") -> Provenance:
     return Provenance(generator=generator_digest()[:DIGEST_CHARS], flashsmith=__version__, nvrtc=nvrtc, driver=driver)
 
 
+def kernel_digest(spec: AttentionSpec, config: KernelConfig, arch: Arch) -> str:
+    """The SHA-256 of the kernel's text as it is generated now, cut as in a record's provenance. Raises as `render`."""
+    from ...generator.families import family_named
+    from ...generator.rendering import render
+
+    return render(spec, config, arch, family=family_named(config.family)).digest[:DIGEST_CHARS]
+
+
 def measured_record(job: Job, shape: ProblemShape, decision: Decision, final: Final, tiles: TileCounter) -> Record:
     """The record of a measured and verified winner."""
     winner = decision.winner
@@ -46,7 +56,7 @@ def measured_record(job: Job, shape: ProblemShape, decision: Decision, final: Fi
         time=_timing(job.spec, shape, tiles, winner.ms_median, winner.ms_spread, winner.n),
         default_ms=(default.ms_median if default is not None else None) or 0.0,
         device=job.identity.device,
-        provenance=job.provenance,
+        provenance=replace(job.provenance, kernel=kernel_digest(job.spec, winner.config, job.request.arch)),
         verified="cuda",
         problem=str(job.spec),
         values=scalar_values(job.request),
@@ -80,7 +90,7 @@ def predicted_record(
         time=_timing(spec, shape, tiles, guess.ms, 0.0, 0),
         default_ms=default_ms,
         device=device,
-        provenance=provenance,
+        provenance=replace(provenance, kernel=kernel_digest(spec, config, request.arch)),
         verified=verified,
         problem=str(spec),
         values=scalar_values(request),

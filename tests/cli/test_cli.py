@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from flashsmith.cli import run
 from flashsmith.generator.errors import SpecError
 from flashsmith.runtime.commands.application import COMMANDS, application, load_command
 from flashsmith.runtime.commands.options import parse_length, parse_lengths, parse_window
+from flashsmith.runtime.emulator import object_cache
 from flashsmith.runtime.store import forget
 
 
@@ -236,6 +238,28 @@ def test_tune_without_a_gpu_then_show(cli, as_json, tmp_path):
     assert "TFLOP/s" in table and "Written:" in table
 
 
+def test_show_restamps_what_is_still_the_same(cli, as_json, tmp_path):
+    from dataclasses import replace
+
+    from helpers_tune import ARCH, DEFAULT, SHAPE, SPEC, record
+
+    from flashsmith.runtime.store import Provenance, save_records
+    from flashsmith.runtime.tune.records import kernel_digest
+
+    same = Provenance(generator="0" * 16, flashsmith="0.1.0", kernel=kernel_digest(SPEC, DEFAULT, ARCH))
+    other = replace(same, kernel="0" * 16)
+    records = [record(provenance=same), record(shape=replace(SHAPE, batch=5), provenance=other)]
+    path = save_records(records, arch="sm_90", family="forward_sm80", root=tmp_path)
+    first, second = as_json(f"show --restamp {path}")["records"]
+    assert (first["state"], second["state"]) == ("same", "changed")
+    out = " ".join(cli(f"show --restamp {path}")[1].split())
+    assert "B4 N4096 H32: up to date" in out
+    assert "B5 N4096 H32: another kernel now: left as it was" in out
+    assert "flashsmith tune -d 64 --dtype bf16 --seqlens 4096 --batch 5 --nheads 32" in out
+    code, _, errors = cli(f"show --restamp {tmp_path / 'none.yaml'}")
+    assert code == 1 and "there is no such file" in errors
+
+
 def test_show_says_that_nothing_is_tuned(cli, monkeypatch, tmp_path):
     from flashsmith.runtime import store
 
@@ -258,9 +282,23 @@ def test_cache_lists_prunes_and_clears(as_json, cli, tmp_path, monkeypatch):
     as_json("compile -d 64 --arch sm_80")
     assert len(as_json("cache")["entries"]) == 1
     assert "1 kernels" in cli("cache")[1]
-    assert as_json("cache --prune 1G")["removed"] == 0
+    kernel = as_json("cache")["entries"][0]
+    for number in (1, 2):
+        object_cache.cached("kernel-plain", f"{number}" * 64, "kernel", lambda folder: (folder / "kernel").touch())
+    newest, older = as_json("cache")["emulator"]["entries"]
+    os.utime(older["path"], (1000, 1000))
+    listed = as_json("cache")
+    assert [len(listed["entries"]), len(listed["emulator"]["entries"])] == [1, 2]
+    assert "2 programs of the emulator" in cli("cache")[1] and "kernel-plain" in cli("cache")[1]
+    pruned = as_json("cache --prune 1G")
+    assert (pruned["removed"], pruned["emulator"]["removed"]) == (0, 0)
+    pruned = as_json(f"cache --prune {kernel['bytes'] + newest['bytes']}")
+    assert (pruned["removed"], pruned["emulator"]["removed"]) == (0, 1)
+    assert [entry["path"] for entry in pruned["emulator"]["entries"]] == [newest["path"]]
     cleared = as_json("cache --clear")
     assert (cleared["removed"], cleared["entries"]) == (1, [])
+    assert (cleared["emulator"]["removed"], cleared["emulator"]["entries"]) == (1, [])
+    assert os.listdir(cleared["emulator"]["folder"]) == []
 
 
 def test_ctrl_c_is_130(cli, monkeypatch):

@@ -83,9 +83,7 @@ CASES: Mapping[str, Case] = {
     "softcap, optimistic": Case(
         64, 200, config(64, 64, 2, 1, softmax="optimistic", q_in_registers=True), call={"softcap": 5.0}
     ),
-    "ALiBi": Case(
-        40, 70, config(32, 32, 2, 1), heads=(2, 1), batch=2, call={"alibi_slopes": SLOPES, "causal": True}
-    ),
+    "ALiBi": Case(40, 70, config(32, 32, 2, 1), heads=(2, 1), batch=2, call={"alibi_slopes": SLOPES, "causal": True}),
     "documents, classified by tile": Case(91, 91, config(32, 32, 2, 2), call={"mask_mod": same_document}),
     "head dims that are no multiple of 16": Case(40, 70, config(32, 32, 2, 2), head_dim=72, head_dim_v=40),
     "wide values": Case(40, 50, config(32, 32, 2, 1), head_dim=32, head_dim_v=96, dtype="fp16"),

@@ -144,3 +144,34 @@ def test_a_program_of_another_machine_is_built_again(
     os.chmod(product, 0o700)
     assert run() == 42.0
     assert calls.count("kernel") == 2
+
+
+def test_entries_are_listed_checked_and_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path))
+    assert object_cache.entries() == []
+    made = [
+        object_cache.cached("engine-race", f"{n}" * 64, "engine.o", lambda folder: (folder / "engine.o").touch())
+        for n in range(3)
+    ]
+    for age, product in enumerate(made):
+        os.utime(product.parent, (1000 - age, 1000 - age))
+    (made[1].parent / "checksum").write_text("0" * 64)
+    left = tmp_path / object_cache.FOLDER / ".tmp-1-dead"
+    left.mkdir()
+    found = object_cache.entries()
+    assert [entry.path for entry in found] == [product.parent for product in made]
+    assert [bool(entry.problem) for entry in found] == [False, True, False]
+    assert object_cache.remove(found[0].path)
+    assert object_cache.clear() == 2
+    assert list((tmp_path / object_cache.FOLDER).iterdir()) == []
+
+
+def test_a_folder_that_others_may_write_to_is_neither_listed_nor_cleared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path))
+    product = object_cache.cached("kernel-plain", "0" * 64, "kernel", lambda folder: (folder / "kernel").touch())
+    object_cache.folder().chmod(0o777)
+    assert object_cache.entries() == []
+    assert object_cache.clear() == 0
+    assert product.exists()

@@ -13,8 +13,8 @@ import pytest
 
 #: The top-level folders whose contents the wheel carries.
 SHIPPED = ("generator", "runtime", "templates", "tuned_configs")
-#: Modules come with their package; notes are for people who read the checkout.
-NO_PATTERN_NEEDED = {".py", ".md"}
+#: Modules come with their package; notes are for people who read the checkout; locks are left by a tuner at work.
+NO_PATTERN_NEEDED = {".py", ".md", ".lock"}
 
 #: The name of a dependency's module, where it is not the dependency's own.
 MODULES = {"PyYAML": "yaml"}

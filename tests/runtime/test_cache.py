@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashsmith.runtime import cache as cache_module
-from flashsmith.runtime.cache import FOLDER, Entry, KernelCache
+from flashsmith.runtime.cache import FOLDER, Entry, KernelCache, excess
 
 KEY = kernel_key()
 
@@ -317,7 +317,9 @@ def test_entries_and_prune(cache: KernelCache) -> None:
     assert [bool(e.problem) for e in entries] == [True, False, False, False]
     assert entries[1].key["target"] == "sm_90"
     assert entries[1].facts["nvrtc"] == "13.0"
-    assert cache.prune(2 * entries[1].nbytes) == 2  # the broken one and the oldest
+    too_many = excess(reversed(entries), 2 * entries[1].nbytes)
+    assert [e.path for e in too_many] == [entries[0].path, entries[3].path]  # the broken one and the oldest
+    assert all(cache.remove(e.path) for e in too_many)
     assert [e.path.name for e in cache.entries()] == [k.folder for k in keys[1:3]]
     with cache.lock(KEY, seconds=1):
         pass

@@ -204,18 +204,6 @@ def test_memory_is_bounded(render: FakeRender, monkeypatch: pytest.MonkeyPatch) 
     assert len(render.calls) == 5
 
 
-def test_find_cached_never_compiles(render: FakeRender) -> None:
-    spec: Any = FakeSpec()
-    config: Any = FakeConfig()
-    assert compiler.find_cached(spec, config, SM_90) is None
-    compile_fake()
-    new_process()
-    found = compiler.find_cached(spec, config, SM_90)
-    assert found is not None
-    assert found.cached
-    assert len(render.calls) == 1
-
-
 # ---- Gate and driver ----
 
 

@@ -155,18 +155,24 @@ def test_a_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
 def test_cxx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FLASHSMITH_CXX", "no-such-compiler")
     assert found("C++ compiler").status == "warning"
-    assert "no-such-compiler" in found("C++ compiler").found
+    assert "no-such-compiler" in found("C++ compiler").remedy
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("FLASHSMITH_CXX", str(broken))
-    assert "does not run" in found("C++ compiler").found
+    assert found("C++ compiler").status == "warning"
+    assert "does not run" in found("C++ compiler").remedy
+    words = tmp_path / "words"
+    words.write_text('#!/bin/sh\necho "$1 of $#"\n')
+    words.chmod(0o755)
+    monkeypatch.setenv("FLASHSMITH_CXX", f"{words} first --last")
+    assert found("C++ compiler").found == f"{words} first --last (first of 3)"
 
 
 def test_wrong_and_unknown_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHSMITH_CACHEDIR", "/x")
     assert "FLASHSMITH_CACHEDIR" in found("variables").remedy
-    monkeypatch.setenv("FLASHSMITH_CHECK", "maybe")
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "cuad")
     assert found("variables").status == "missing"
 
 

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 
+from flashsmith.generator import mods
 from flashsmith.generator.errors import SpecError, TraceError
 from flashsmith.generator.language import trace_mask, trace_score
 from flashsmith.runtime.problem import problem_of, window_of
@@ -29,6 +30,20 @@ def test_nothing_asked_for_is_no_graph():
     assert words() == (None, None)
     assert words(window_size=(None, -1), softcap=0.0) == (None, None)
     assert words(window_size=(-3, -7), softcap=0) == (None, None)
+
+
+def test_functions_that_do_nothing_are_no_graph():
+    nothing = problem().spec
+    everything = mods.sliding_window(-1, -1)
+    limit = 0
+    for mask in (everything, lambda b, h, q_idx, kv_idx: (kv_idx >= 0) | (q_idx < limit)):
+        found = problem(mask_mod=mask)
+        assert (found.spec, found.mask, found.tables) == (nothing, None, ())
+    assert problem(causal=True, mask_mod=everything).spec == problem(causal=True).spec
+    found = problem(score_mod=lambda s, b, h, q_idx, kv_idx: s)
+    assert (found.spec, found.score) == (nothing, None)
+    # A mask that hides everything is one.
+    assert problem(mask_mod=lambda b, h, q_idx, kv_idx: kv_idx < 0).spec.mask is not None
 
 
 def test_causal_and_its_window_are_one_problem():

@@ -80,14 +80,7 @@ def test_an_unknown_home_gives_an_absolute_folder(monkeypatch: pytest.MonkeyPatc
     assert variables.cache_dir() != variables.config_dir()
 
 
-@pytest.mark.parametrize(("text", "value"), [("", False), ("0", False), ("off", False), ("1", True), ("YES", True)])
-def test_check(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
-    monkeypatch.setenv("FLASHSMITH_CHECK", text)
-    assert variables.check_enabled() is value
-
-
 def test_defaults() -> None:
-    assert variables.check_enabled() is False
     assert variables.cxx() is None
     assert variables.device() is None
     assert variables.log_level() == logging.WARNING
@@ -97,7 +90,6 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "read", "says"),
     [
-        ("FLASHSMITH_CHECK", "maybe", variables.check_enabled, "must be one of"),
         ("FLASHSMITH_DEVICE", "cuad", variables.device, "Did you mean 'cuda'"),
         ("FLASHSMITH_LOG_LEVEL", "debgu", variables.log_level, "Did you mean 'debug'"),
         ("FLASHSMITH_LOCK_SECONDS", "nan", variables.lock_seconds, "number of seconds"),

@@ -53,6 +53,30 @@ def test_a_missing_compiler_ends_the_run_with_its_message():
         list(compilers.compile(SPACE[:4]))
 
 
+def test_an_error_kills_the_workers_whatever_they_compile():
+    good, hung = pick(), [c for c in SPACE if c.num_warps == 8 and c.B_c == 48][:3]
+    compilers = pool(timeout=120.0)
+    found = compilers.compile([good, *hung])
+    assert next(found).config == good
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        found.throw(KeyboardInterrupt)
+    with pytest.raises(StopIteration):
+        next(found)
+    assert time.monotonic() - started < 20
+    assert set(compilers.results) == {good}
+
+
+def test_closing_ends_what_a_forgotten_caller_left_running():
+    good, hung = pick(), [c for c in SPACE if c.num_warps == 8 and c.B_c == 48][:3]
+    with pool(timeout=120.0) as compilers:
+        found = compilers.compile([good, *hung])
+        next(found)
+        started = time.monotonic()
+    assert time.monotonic() - started < 20
+    found.close()
+
+
 def test_kernels_compile_for_real_and_the_gate_is_applied(monkeypatch):
     pytest.importorskip("cupy")
     good = FAMILY.default_config(SPEC, ARCH)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from helpers_tune import ARCH, DEFAULT, DEVICE, SHAPE, SPACE, FakeBench, FakePool, record, unit_hash, valley_ms
+from helpers_tune import ARCH, DEFAULT, DEVICE, SHAPE, SPACE, SPEC, FakeBench, FakePool, record, unit_hash, valley_ms
 
 from flashsmith.generator.errors import TuneError
+from flashsmith.generator.rendering import render
 from flashsmith.runtime.store import forget, save_records
 from flashsmith.runtime.tune import study
 from flashsmith.runtime.tune.log import read_rows, read_trials
@@ -53,6 +54,7 @@ def test_the_winner_is_near_the_best_verified_and_stored(run):
     stored = yaml.safe_load(result.path.read_text())["records"][0]
     assert stored["config"] == bucket.config.to_dict()
     assert stored["status"] == "measured"
+    assert stored["provenance"]["kernel"] == render(SPEC, bucket.config, ARCH).digest[:16]
 
 
 def test_no_config_is_timed_twice_and_the_default_is_timed_first(run):

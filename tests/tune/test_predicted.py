@@ -10,6 +10,7 @@ from helpers_tune import FakePool
 from flashsmith.generator.arch import ARCHS
 from flashsmith.generator.errors import TuneError
 from flashsmith.generator.families import FAMILIES
+from flashsmith.generator.rendering import render
 from flashsmith.runtime.store import forget, resolve
 from flashsmith.runtime.tune import study
 from flashsmith.runtime.tune.log import read_rows, read_trials
@@ -79,6 +80,8 @@ def test_each_bucket_gets_a_proved_prediction_marked_as_such(run):
     records = yaml.safe_load(result.path.read_text())["records"]
     assert [r["status"] for r in records] == ["predicted"] * 2
     assert [r["verified"] for r in records] == ["emulator"] * 2
+    kernels = [render(SPEC, bucket.config, ARCH).digest[:16] for bucket in result.buckets]
+    assert [r["provenance"]["kernel"] for r in records] == kernels
     assert result.path.parts[-3:] == ("sm_80", "any", "forward_sm80.yaml")
     found = resolve(SPEC, ARCH, "NVIDIA A30", SHAPES[0], FAMILY)
     assert found.config == result.buckets[0].config

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -66,12 +67,23 @@ def test_a_lost_context_ends_the_child(worker):
     assert worker.request({"do": "again"}, timeout=30)["pid"] != pid
 
 
-def test_an_unknown_handler_is_an_error_not_a_hang():
-    with (
-        WorkerProcess("helpers_tune:no_such_handler", {}) as process,
-        pytest.raises(WorkerFailed, match="no_such_handler"),
-    ):
-        process.request({"do": "one"}, timeout=30)
+def test_a_killed_child_wakes_its_thread_and_never_comes_back(worker):
+    pid = worker.request({"do": "one"}, timeout=30)["pid"]
+    threading.Timer(0.5, worker.kill).start()
+    started = time.monotonic()
+    with pytest.raises(WorkerCrashed, match="SIGKILL"):
+        worker.request({"do": "hang"}, timeout=60)
+    assert time.monotonic() - started < 10
+    assert not _alive(pid)
+    with pytest.raises(WorkerCrashed, match="ended before"):
+        worker.request({"do": "one"}, timeout=30)
+
+
+def test_a_setup_that_failed_is_tried_again():
+    with WorkerProcess("helpers_tune:no_such_handler", {}) as process:
+        for _ in range(2):
+            with pytest.raises(WorkerFailed, match="no_such_handler"):
+                process.request({"do": "one"}, timeout=30)
 
 
 def test_the_child_ends_with_a_killed_parent():
