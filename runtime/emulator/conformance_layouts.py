@@ -98,7 +98,10 @@ def accumulators_of(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
     """D (64, N) as each thread's N / 2 registers (128, N / 2)."""
     thread, j = np.meshgrid(np.arange(128), np.arange(matrix.shape[1] // 2), indexing="ij")
     lane = thread % 32
-    return matrix[thread // 32 * 16 + lane // 4 + 8 * (j // 2 % 2), 8 * (j // 4) + lane % 4 * 2 + j % 2]
+    registers: NDArray[np.float32] = matrix[
+        thread // 32 * 16 + lane // 4 + 8 * (j // 2 % 2), 8 * (j // 4) + lane % 4 * 2 + j % 2
+    ]
+    return registers
 
 
 #: Columns of A and B in a case: four steps along K.
@@ -149,8 +152,8 @@ def product(form: str, dtype: str, span: int, n: int, kind: str) -> Product:
         "in3": accumulators_of(d).reshape(-1).view(np.uint32),
     }
     a_bytes = a_words.nbytes if form == "ss" else 0
-    narrow = (widened(dtype, m) for m in (a_bits, b_bits))
-    return Product(arrays, a_bytes, b_operand.image.nbytes, *narrow, d)
+    b_bytes = b_operand.image.nbytes
+    return Product(arrays, a_bytes, b_bytes, widened(dtype, a_bits), widened(dtype, b_bits), d)
 
 
 def widened(dtype: str, bits: NDArray[np.uint16]) -> NDArray[np.float32]:
