@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,23 @@ def cpp(value: bool | int | float | str) -> str:
     return str(value)
 
 
+def fill(items: Iterable[str], indent: int, *, width: int = 100, quote: bool = False) -> str:
+    """`items` joined by ", " in lines of at most `width` columns, the later ones indented by `indent`.
+
+    With `quote`, each line is a C++ string literal of its own, as a long operand list of inline PTX needs.
+    """
+    lines: list[str] = [""]
+    room = width - indent - (3 if quote else 1)
+    for item in items:
+        if lines[-1] and len(lines[-1]) + 2 + len(item) > room:
+            lines[-1] += ","
+            lines.append("")
+        lines[-1] += (", " if lines[-1] else "") + item
+    if quote:
+        lines = [f'"{line} "' if index + 1 < len(lines) else f'"{line}"' for index, line in enumerate(lines)]
+    return ("\n" + " " * indent).join(lines)
+
+
 @cache
 def environment() -> Environment:
     """The environment every template is rendered in."""
@@ -47,6 +65,7 @@ def environment() -> Environment:
         autoescape=False,
     )
     env.filters["cpp"] = cpp
+    env.filters["fill"] = fill
     return env
 
 

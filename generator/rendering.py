@@ -50,7 +50,10 @@ def render(spec: AttentionSpec, config: KernelConfig, arch: Arch, *, family: Fam
         **family.render_context(spec, config, arch),
     }
     texts = {name: environment().get_template(path).render(context) for name, path in family.sections}
-    functions = (mods.mask_function, mods.score_function, mods.kv_range_function, mods.classify_function)
+    per_score = (mods.mask_function, mods.score_function)
+    if family.branch_free_mods:
+        per_score = tuple(text.replace("&&", "&").replace("||", "|") for text in per_score)
+    functions = (*per_score, mods.kv_range_function, mods.classify_function)
     mod_text = "\n".join(text.strip("\n") + "\n" for text in functions if text)
     if mod_text:
         texts["mods"] = MODS_TITLE + mod_text

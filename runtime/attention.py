@@ -271,6 +271,17 @@ def use_backend(backend: Backend) -> Iterator[None]:
         reset()
 
 
+@contextmanager
+def only_family(name: str) -> Iterator[None]:
+    """Within the block, calls in this process use the kernel family called `name`. Raises UnsupportedError."""
+    reset()
+    with preparation.only_family(name):
+        try:
+            yield
+        finally:
+            reset()
+
+
 if hasattr(os, "register_at_fork"):
     # A child forked after CUDA was used must not launch from an old plan: its first call is checked again.
     os.register_at_fork(after_in_child=_plans.clear)

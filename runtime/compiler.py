@@ -124,7 +124,7 @@ def _find_cached(
 
 def compile_text(source: KernelSource, *, target: str | None = None, gate: bool = True) -> CompiledKernel:
     """`source` compiled for `target` (its own arch by default), past every cache. Raises as `compile_kernel` does."""
-    target = target or source.arch.name
+    target = target or family_named(source.family).target(source.arch)
     result = nvrtc.compile_to_cubin(source.text, target, name=f"{source.entry}.cu")
     report = parse_report(result.log)
     if gate:
@@ -143,7 +143,7 @@ def kernel_key(spec: AttentionSpec, config: KernelConfig, arch: Arch, *, family:
         family=family.name if family is not None else config.family,
         spec=spec.digest,
         config=tuple(config.to_dict().items()),
-        target=arch.name,
+        target=(family or _family_of(config)).target(arch),
         generator=generator_digest(),
         compiler=current_compiler().identity,
         options=nvrtc.OPTIONS,

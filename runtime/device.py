@@ -13,7 +13,7 @@ from ..generator.arch import Arch, arch_from_cc
 from ..generator.errors import BuildGateError
 from ..generator.families.base import Family, KernelConfig
 from ..generator.spec import AttentionSpec
-from . import driver
+from . import driver, driver_maps
 from .driver import ArgumentBuffer
 
 log = logging.getLogger("flashsmith.device")
@@ -43,6 +43,10 @@ class Backend(Protocol):
     def is_loaded(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> bool: ...
     def kernel(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> Kernel: ...
     def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig: ...
+    def sm_count(self, device: int) -> int: ...
+    def encode_tensor_map(
+        self, address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+    ) -> bytes: ...
 
 
 class CudaBackend:
@@ -51,7 +55,7 @@ class CudaBackend:
     def __init__(self) -> None:
         self._kernels: dict[tuple[Any, ...], CudaKernel] = {}
         self._locks: dict[tuple[Any, ...], threading.Lock] = {}
-        self._archs: dict[int, tuple[Arch, str]] = {}
+        self._archs: dict[int, tuple[Arch, str, int]] = {}
 
     def arch(self, device: int) -> Arch:
         return self._identity(device)[0]
@@ -59,12 +63,13 @@ class CudaBackend:
     def device_name(self, device: int) -> str | None:
         return self._identity(device)[1]
 
-    def _identity(self, device: int) -> tuple[Arch, str]:
+    def _identity(self, device: int) -> tuple[Arch, str, int]:
         if device not in self._archs:
             import torch
 
             properties = torch.cuda.get_device_properties(device)
-            self._archs[device] = (arch_from_cc((properties.major, properties.minor)), str(properties.name))
+            arch = arch_from_cc((properties.major, properties.minor))
+            self._archs[device] = (arch, str(properties.name), int(properties.multi_processor_count))
         return self._archs[device]
 
     def current_device(self) -> int:
@@ -105,6 +110,14 @@ class CudaBackend:
             if key not in self._kernels:
                 self._kernels[key] = load_kernel(spec, config, family, self.arch(device), device)
             return self._kernels[key]
+
+    def sm_count(self, device: int) -> int:
+        return self._identity(device)[2]
+
+    def encode_tensor_map(
+        self, address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+    ) -> bytes:
+        return driver_maps.encode_tensor_map(address, dtype, sizes, strides, box)
 
     def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig:
         """The family's first default that does not spill here."""

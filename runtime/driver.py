@@ -128,7 +128,7 @@ def driver_available() -> bool:
 def device_count() -> int:
     """The number of visible GPUs; 0 without a driver, and in a process forked after CUDA was used."""
     try:
-        library = _initialise()
+        library = started_library()
     except (MissingComponentError, LaunchError):
         return 0
     count = ctypes.c_int()
@@ -137,12 +137,12 @@ def device_count() -> int:
 
 def device_info(index: int) -> DeviceInfo:
     """What GPU `index` is. Raises MissingComponentError without a driver, LaunchError for an unknown index."""
-    library = _initialise()
+    library = started_library()
     device = _device(library, index)
     name = ctypes.create_string_buffer(256)
-    _check(library, library.cuDeviceGetName(name, 256, device), "cuDeviceGetName")
+    check(library, library.cuDeviceGetName(name, 256, device), "cuDeviceGetName")
     memory = ctypes.c_size_t()
-    _check(library, library.cuDeviceTotalMem_v2(ctypes.byref(memory), device), "cuDeviceTotalMem")
+    check(library, library.cuDeviceTotalMem_v2(ctypes.byref(memory), device), "cuDeviceTotalMem")
 
     def attribute(number: int) -> int:
         value = ctypes.c_int()
@@ -169,23 +169,23 @@ def load_function(cubin: bytes, entry: str, *, smem_bytes: int, device: int | No
     where the driver refuses the cubin or the shared memory.
     """
     global _launch_kernel
-    library = _initialise()
+    library = started_library()
     if device is None:
         device = _current_device(library)
     context = _primary_context(library, device)
     module, handle = ctypes.c_void_p(), ctypes.c_void_p()
     mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
-    _check(library, library.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
+    check(library, library.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
     library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
-        _check(library, library.cuModuleLoadData(ctypes.byref(module), cubin), f"loading {entry}")
+        check(library, library.cuModuleLoadData(ctypes.byref(module), cubin), f"loading {entry}")
         try:
-            _check(
+            check(
                 library,
                 library.cuModuleGetFunction(ctypes.byref(handle), module, entry.encode()),
                 f"finding {entry} in its cubin",
             )
-            _check(
+            check(
                 library,
                 library.cuFuncSetAttribute(handle, _FUNCTION_MAX_DYNAMIC_SMEM, smem_bytes),
                 f"giving {entry} {smem_bytes} bytes of dynamic shared memory",
@@ -205,9 +205,9 @@ def load_function(cubin: bytes, entry: str, *, smem_bytes: int, device: int | No
 
 def unload(function: Function) -> None:
     """Frees the device memory of `function`, which must not be in use, nor in a graph that will run again."""
-    library = _initialise()
+    library = started_library()
     with _pushed(library, function.context):
-        _check(library, library.cuModuleUnload(function.module), f"unloading {function.entry}")
+        check(library, library.cuModuleUnload(function.module), f"unloading {function.entry}")
 
 
 def launch(
@@ -235,7 +235,7 @@ def launch(
 
 def is_capturing(stream: int) -> bool:
     """Whether `stream` (a CUstream as an integer) is being captured into a graph."""
-    library = _initialise()
+    library = started_library()
     status = ctypes.c_int()
     code = library.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
     return code == 0 and status.value != 0
@@ -244,7 +244,7 @@ def is_capturing(stream: int) -> bool:
 @contextmanager
 def on_device(index: int) -> Iterator[None]:
     """Makes the primary context of GPU `index` current in this thread, and the former one afterwards."""
-    library = _initialise()
+    library = started_library()
     with _pushed(library, _primary_context(library, index)):
         yield
 
@@ -262,7 +262,7 @@ def _relaunch(
 
     A thread that never touched CUDA has no current context, and the current device need not be the tensors'.
     """
-    library = _initialise()
+    library = started_library()
     current = ctypes.c_void_p()
     library.cuCtxGetCurrent(ctypes.byref(current))
     if code in (_INVALID_CONTEXT, _INVALID_HANDLE) and current.value != function.context.value:
@@ -271,7 +271,7 @@ def _relaunch(
                 function.handle, *grid, threads, 1, 1, smem_bytes, ctypes.c_void_p(stream), pointers, None
             )
     shape = f"grid {grid}, {threads} threads, {smem_bytes} bytes of shared memory (of {function.smem_bytes} allowed)"
-    _check(library, code, f"launching {function.entry} on device {function.device} with {shape}")
+    check(library, code, f"launching {function.entry} on device {function.device} with {shape}")
 
 
 def _find_library() -> ctypes.CDLL | None:
@@ -288,7 +288,7 @@ def _find_library() -> ctypes.CDLL | None:
     return _library
 
 
-def _initialise() -> ctypes.CDLL:
+def started_library() -> ctypes.CDLL:
     """libcuda after cuInit. Raises MissingComponentError without a driver, LaunchError where it cannot start."""
     global _initialised
     if _forked:
@@ -301,7 +301,7 @@ def _initialise() -> ctypes.CDLL:
         )
     if not _initialised:
         with _lock:
-            _check(library, library.cuInit(0), "starting CUDA")
+            check(library, library.cuInit(0), "starting CUDA")
             if not _initialised and hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=_after_fork)
             _initialised = True
@@ -320,7 +320,7 @@ def _after_fork() -> None:
 
 def _device(library: ctypes.CDLL, index: int) -> ctypes.c_int:
     device = ctypes.c_int()
-    _check(library, library.cuDeviceGet(ctypes.byref(device), index), f"finding GPU {index}")
+    check(library, library.cuDeviceGet(ctypes.byref(device), index), f"finding GPU {index}")
     return device
 
 
@@ -336,14 +336,14 @@ def _primary_context(library: ctypes.CDLL, index: int) -> ctypes.c_void_p:
         if index not in _contexts:
             context = ctypes.c_void_p()
             code = library.cuDevicePrimaryCtxRetain(ctypes.byref(context), _device(library, index))
-            _check(library, code, f"opening GPU {index}")
+            check(library, code, f"opening GPU {index}")
             _contexts[index] = context
         return _contexts[index]
 
 
 @contextmanager
 def _pushed(library: ctypes.CDLL, context: ctypes.c_void_p) -> Iterator[None]:
-    _check(library, library.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
+    check(library, library.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
     try:
         yield
     finally:
@@ -353,11 +353,11 @@ def _pushed(library: ctypes.CDLL, context: ctypes.c_void_p) -> Iterator[None]:
 def _function_attribute(library: ctypes.CDLL, handle: ctypes.c_void_p, number: int) -> int:
     value = ctypes.c_int()
     code = library.cuFuncGetAttribute(ctypes.byref(value), number, handle)
-    _check(library, code, "reading a kernel's attributes")
+    check(library, code, "reading a kernel's attributes")
     return value.value
 
 
-def _check(library: ctypes.CDLL, code: int, doing: str) -> None:
+def check(library: ctypes.CDLL, code: int, doing: str) -> None:
     """Raises LaunchError that names what was being done, the driver's word for `code`, and a remedy if one is known."""
     if code == 0:
         return

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from ..generator.arch import Arch, arch_from_name
-from ..generator.families import families_for
+from ..generator.families import choose_family
 from ..generator.families.base import KernelConfig
 from .emulator.forward import emulate_forward
 from .emulator.report import Report
 from .preparation import problem_of_call
 from .store import resolve
-from .tensors import check_alibi_slopes, check_inputs
+from .tensors import check_alibi_slopes, check_inputs, readable
 
 
 def emulated_attention(
@@ -61,7 +61,9 @@ def emulated_run(
         check_alibi_slopes(call["alibi_slopes"], inputs, q.device)
     problem = problem_of_call(call, inputs)
     if config is None:
-        family = families_for(problem.spec, arch)[0]
+        q, k, v = readable("q", q), readable("k", k), readable("v", v)
+        strides = {name: tuple(tensor.stride()[:3]) for name, tensor in (("q", q), ("k", k), ("v", v))}
+        family = choose_family(problem.spec, arch, strides=strides, shape=inputs.shape).family
         config = resolve(problem.spec, arch, None, inputs.shape, family).config
     return emulate_forward(
         problem.spec,

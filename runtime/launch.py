@@ -21,6 +21,7 @@ from ..generator.spec import AttentionSpec, ProblemShape
 from .device import Backend, Kernel
 from .driver import ArgumentBuffer
 from .problem import Problem
+from .tensor_maps import TensorMaps, TileCounters, mapped_tensor, tile_counters
 from .tensors import launch_strides
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 LOG2_E = 1.4426950408889634
 #: The members that begin the forward's arguments; a launch writes them with one `pack_into`.
 LEADING = ("q", "k", "v", "o", "lse")
+#: ... and those behind the tensor maps of a kernel that has some.
+BEHIND_MAPS = ("lse", "next_tile")
 _pack_leading = struct.Struct(f"={len(LEADING)}Q").pack_into
 _pack_address = struct.Struct("=Q").pack_into
 
@@ -60,25 +63,30 @@ class PlanRecord:
 class ArgumentLayout:
     """How one kernel's `struct Arguments` is laid out: names of the values in order, and the offset of each member."""
 
-    __slots__ = ("_names", "_struct", "offsets")
+    __slots__ = ("_absent", "_names", "_struct", "offsets")
 
     def __init__(self, fields: Sequence[ArgumentField]) -> None:
         self._struct = layout_of(tuple(fields))
-        self._names = tuple("" if field.is_pointer else field.name for field in fields)
+        self._names = tuple("" if field.is_pointer or field.is_tensor_map else field.name for field in fields)
+        self._absent = tuple(b"" if field.is_tensor_map else 0 for field in fields)
         ends = accumulate(field.size for field in fields)
         self.offsets = {field.name: end - field.size for field, end in zip(fields, ends, strict=True)}
 
     def pack(self, values: Mapping[str, int | float]) -> bytes:
         """The struct with every value in it and all addresses 0. Raises KeyError for a missing value."""
-        return self._struct.pack(*(values[name] if name else 0 for name in self._names))
+        return self._struct.pack(
+            *(values[name] if name else absent for name, absent in zip(self._names, self._absent, strict=True))
+        )
 
 
 @lru_cache(maxsize=512)
 def argument_layout(family: Family, spec: AttentionSpec) -> ArgumentLayout:
     """The layout of `family`'s arguments for `spec`; made once, since it takes rendering the spec's functions."""
     arguments = family.arguments(spec)
-    if tuple(field.name for field in arguments[: len(LEADING)]) != LEADING:
-        raise UnsupportedError(f"The arguments of {family.name} must begin with {', '.join(LEADING)}.")
+    maps = sum(field.is_tensor_map for field in arguments)
+    leading = BEHIND_MAPS if maps else LEADING
+    if tuple(field.name for field in arguments[maps : maps + len(leading)]) != leading:
+        raise UnsupportedError(f"The addresses among the arguments of {family.name} must be {', '.join(leading)}.")
     return ArgumentLayout(arguments)
 
 
@@ -156,6 +164,36 @@ class Plan:
         self._free.append(packed)
 
 
+class MappedPlan(Plan):
+    """A plan whose kernel reads its tensors through tensor maps, and may draw its tiles from a pair of counters."""
+
+    __slots__ = ("_counters", "_is_capturing", "_maps_at", "_pack_mapped")
+
+    def map_tensors(
+        self, maps: TensorMaps, counters: TileCounters | None, is_capturing: Callable[[], bool]
+    ) -> MappedPlan:
+        """This plan, with what its launches need: `counters` None for a kernel that draws no tiles."""
+        self._maps_at = maps.at
+        self._counters = None if counters is None else counters.address
+        self._is_capturing = is_capturing
+        self._pack_mapped = struct.Struct(f"={maps.nbytes}sQQ").pack_into
+        return self
+
+    def launch(self, q: int, k: int, v: int, o: int, lse: int, tables: Sequence[Any], stream: int) -> None:
+        """Enqueues the kernel, as `Plan.launch`."""
+        try:
+            packed = self._free.pop()
+        except IndexError:  # another thread is launching this plan
+            packed = self.block.new_buffer()
+        counters = 0 if self._counters is None else self._counters(stream, self._is_capturing())
+        self._pack_mapped(packed.data, 0, self._maps_at(q, k, v, o), lse, counters)
+        for offset, position, address in self._tables:
+            _pack_address(packed.data, offset, address(tables[position]))
+        assert self._launch is not None
+        self._launch(self._grid, self._threads, self._smem_bytes, stream, packed)
+        self._free.append(packed)
+
+
 def prepare(
     problem: Problem,
     config: KernelConfig,
@@ -184,7 +222,7 @@ def prepare(
     empty = shape.batch * shape.nheads * shape.seqlen_q == 0 or shape.seqlen_k == 0
     kernel = geometry = None
     if not empty:
-        geometry = family.geometry(spec, config, shape)
+        geometry = family.geometry(spec, config, shape, sm_count=backend.sm_count(device))
         if geometry.grid[1:] != (1, 1):
             raise UnsupportedError(f"{family.name} asks for a grid {geometry.grid}; launches are one-dimensional.")
         kernel = _load(spec, config, family, device, backend)
@@ -201,8 +239,8 @@ def prepare(
         arch=str(backend.arch(device)),
         note=note,
     )
-    dense_q = tuple(q.stride()) == _dense_strides(q.shape)
-    return Plan(
+    maps = family.tensor_maps(spec, config)
+    plan = (MappedPlan if maps else Plan)(
         record=record,
         kernel=kernel,
         geometry=geometry,
@@ -214,10 +252,19 @@ def prepare(
             for name, table in zip(_table_pointers(problem), tables, strict=True)
         ],
         given_tables=given,
-        like_q=dense_q and spec.head_dim == spec.head_dim_v,
+        like_q=tuple(q.stride()) == _dense_strides(q.shape) and spec.head_dim == spec.head_dim_v,
         dtype=q.dtype,
         device=q.device,
     )
+    if not isinstance(plan, MappedPlan):
+        return plan
+    layouts = {name: (tuple(x.shape), launch_strides(x.shape, x.stride())) for name, x in zip("qkv", (q, k, v))}
+    layouts["o"] = plan.out_shape, _dense_strides(plan.out_shape)[:3]
+    mapped = TensorMaps([mapped_tensor(f, *layouts[f.tensor]) for f in maps], spec.dtype, backend.encode_tensor_map)
+    counters = tile_counters(q.device) if family.draws_tiles(config) and not empty else None
+    if counters is not None and not backend.is_capturing():
+        counters.reserve()
+    return plan.map_tensors(mapped, counters, backend.is_capturing)
 
 
 def _load(spec: AttentionSpec, config: KernelConfig, family: Family, device: int, backend: Backend) -> Kernel:

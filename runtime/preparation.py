@@ -6,15 +6,17 @@ configs) is kept.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..generator.errors import TensorError
-from ..generator.families import families_for
+from ..generator.families import choose_family, family_named
 from ..generator.families.base import Family
 from ..generator.language.cuda import check_tables
 from ..generator.spec import AttentionSpec, ProblemShape
@@ -25,13 +27,20 @@ from .problem import Problem, problem_of
 from .store import Resolution, resolve
 from .tensors import Inputs, check_softmax_scale, is_cupy
 
+log = logging.getLogger("flashsmith.preparation")
+
 #: Problems (traced masks and scores) and resolved configs kept, the oldest dropped first.
 MAX_KEPT = 1024
+MAX_SAID = 256
 #: Lengths are told apart by this many steps an octave when a config is looked up.
 STEPS_PER_OCTAVE = 8
 
 _problems: dict[Any, Problem] = {}
-_resolutions: dict[Any, tuple[Family, Resolution]] = {}
+_resolutions: dict[Any, Resolution] = {}
+#: Reasons why a call fell back to another family, each logged once.
+_said: set[str] = set()
+#: The family that calls must use, "" for the best; see `only_family`.
+_only_family = ""
 _lock = threading.Lock()
 
 
@@ -67,7 +76,8 @@ def prepare_call(
         if not problem.tables:
             remember(_problems, key, problem, MAX_KEPT)
     _check_tables(problem, inputs.shape, q.device)
-    family, resolution = _resolve(problem.spec, inputs.shape, inputs.device_index, backend)
+    family = _family(problem.spec, q, k, v, inputs, backend)
+    resolution = _resolve(problem.spec, family, inputs.shape, inputs.device_index, backend)
     plan = prepare(
         problem,
         resolution.config,
@@ -110,18 +120,43 @@ def _check_tables(problem: Problem, shape: ProblemShape, device: torch.device) -
                 )
 
 
-def _resolve(spec: AttentionSpec, shape: ProblemShape, device: int, backend: Backend) -> tuple[Family, Resolution]:
-    """The family and the config of a call; lengths within an eighth of an octave share one look-up."""
+def _family(spec: AttentionSpec, q: Any, k: Any, v: Any, inputs: Inputs, backend: Backend) -> Family:
+    """The best family that reads these tensors in place; what a better one cannot read is logged once."""
+    choice = choose_family(
+        spec,
+        backend.arch(inputs.device_index),
+        name=_only_family,
+        strides={name: tuple(tensor.stride()[:3]) for name, tensor in (("q", q), ("k", k), ("v", v))},
+        shape=inputs.shape,
+    )
+    for reason in choice.passed_over:
+        if reason not in _said and len(_said) < MAX_SAID:
+            _said.add(reason)
+            log.warning("%s Slower %s is used: make them contiguous to avoid that.", reason, choice.family.name)
+    return choice.family
+
+
+@contextmanager
+def only_family(name: str) -> Iterator[None]:
+    """Within the block, calls prepared in this process use the family called `name`. Raises UnsupportedError."""
+    global _only_family
+    saved = _only_family
+    _only_family = family_named(name).name
+    try:
+        yield
+    finally:
+        _only_family = saved
+
+
+def _resolve(spec: AttentionSpec, family: Family, shape: ProblemShape, device: int, backend: Backend) -> Resolution:
+    """The config of a call; lengths within an eighth of an octave share one look-up."""
     shape = ProblemShape(shape.batch, _rounded(shape.seqlen_q), _rounded(shape.seqlen_k), shape.nheads, shape.nheads_k)
-    key = (backend, spec, shape, device)
+    key = (backend, spec, family.name, shape, device)
     found = _resolutions.get(key)
     if found is None:
-        arch = backend.arch(device)
-        family = families_for(spec, arch)[0]
-        resolution = resolve(spec, arch, backend.device_name(device), shape, family)
-        if resolution.source == "default":
-            resolution = replace(resolution, config=backend.default_config(spec, family, device))
-        found = family, resolution
+        found = resolve(spec, backend.arch(device), backend.device_name(device), shape, family)
+        if found.source == "default":
+            found = replace(found, config=backend.default_config(spec, family, device))
         remember(_resolutions, key, found, MAX_KEPT)
     return found
 

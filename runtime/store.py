@@ -21,7 +21,7 @@ from typing import Literal
 
 from ..generator.arch import Arch
 from ..generator.errors import FlashsmithError
-from ..generator.families import families_for
+from ..generator.families import choose_family
 from ..generator.families.base import Family, KernelConfig
 from ..generator.spec import AttentionSpec, ProblemShape
 from .store_files import PACKAGED, files_of, forget, gpu_slug, read_file, save_records, tuned_path, user_root, warn_once
@@ -106,7 +106,7 @@ def resolve(
     by default its generator digest alone. `user` and `packaged` replace the two root directories. Raises
     UnsupportedError where no family does the spec.
     """
-    family = family if family is not None else families_for(spec, arch)[0]
+    family = family if family is not None else choose_family(spec, arch).family
     candidates = nearest_records(spec, arch, device_name, shape, family, current=current, user=user, packaged=packaged)
     for candidate in candidates:
         config = _valid_config(candidate, spec, arch, family)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -15,11 +16,15 @@ from flashsmith.generator.families.base import Family, KernelConfig, layout_of
 from flashsmith.generator.rendering import render
 from flashsmith.generator.spec import AttentionSpec
 from flashsmith.runtime.driver import ArgumentBuffer
+from flashsmith.runtime.emulator.tensor_map import encode_tensor_map as host_encode
 
 
 @dataclass
 class Launch:
-    """One launch as the driver would have seen it; `values` is the struct, decoded by name."""
+    """One launch as the driver would have seen it; `values` is the struct, decoded by name.
+
+    A tensor map stands there as what a kernel without maps is given, `q`, `q_stride_b`, ..., and `q_sizes`, `q_box`.
+    """
 
     grid: tuple[int, int, int]
     threads: int
@@ -69,6 +74,14 @@ class FakeBackend:
     def is_loaded(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> bool:
         return (spec, config) in self.loaded
 
+    def sm_count(self, device: int) -> int:
+        return 132
+
+    def encode_tensor_map(
+        self, address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+    ) -> bytes:
+        return host_encode(address, sizes, strides, box)
+
     def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig:
         return family.default_config(spec, self.arch(device))
 
@@ -90,15 +103,26 @@ class FakeKernel:
         self.fields = family.arguments(spec)
 
     def launch(self, grid: Any, threads: int, smem_bytes: int, stream: int, packed: ArgumentBuffer) -> None:
-        values = dict(
-            zip((f.name for f in self.fields), layout_of(self.fields).unpack(bytes(packed.data)), strict=True)
-        )
+        values: dict[str, Any] = {}
+        for argument, value in zip(self.fields, layout_of(self.fields).unpack(bytes(packed.data)), strict=True):
+            values |= decoded_map(argument.name[0], value) if argument.is_tensor_map else {argument.name: value}
         self.backend.launches.append(Launch(grid, threads, smem_bytes, stream, values, self.spec, self.config))
+
+
+def decoded_map(tensor: str, encoded: bytes) -> dict[str, Any]:
+    """What the host's tensor map says of the tensor q, k, v or o; the emulator's layout, see `host_encode`."""
+    magic, address, rank, element_bytes, swizzle, _, *rest = struct.unpack_from("<8sQ4I5I5I4Q", encoded)
+    assert magic == b"tnsormap" and (rank, element_bytes, swizzle) == (4, 2, 3)
+    sizes, box, strides = rest[:rank], rest[5 : 5 + rank], rest[10 : 9 + rank]
+    values = {tensor: address, f"{tensor}_sizes": tuple(sizes), f"{tensor}_box": tuple(box)}
+    return values | {f"{tensor}_stride_{axis}": step // 2 for axis, step in zip("shb", strides, strict=True)}
 
 
 @dataclass
 class EmulatorBackend(FakeBackend):
     """A backend whose launches run in the CPU emulator. Captured tensors must be named in `tables`."""
+
+    arch_name: str = "sm_80"
 
     __hash__ = object.__hash__
 
@@ -128,6 +152,8 @@ class EmulatedKernel(FakeKernel):
             buffers.append(HostBuffer(values[name], 2 * (last + dim), name, name == "o"))
         if values["lse"]:
             buffers.append(HostBuffer(values["lse"], 4 * values["num_heads_total"] * values["seqlen_q"], "lse", True))
+        if values.get("next_tile"):
+            buffers.append(HostBuffer(values["next_tile"], 8, "next_tile", True))
         buffers += [buffer_of(table, f"table {i}") for i, table in enumerate(self.backend.tables)]
         source = render(self.spec, self.config, self.backend.arch(0), family=family_named(self.config.family))
         report = emulate(
@@ -165,9 +191,10 @@ def qkv(
 
 @dataclass
 class Device:
-    """Where a case runs: "cuda", or "emulator", which takes CPU tensors through the same path."""
+    """Where a case runs: "cuda", or "emulator", which takes CPU tensors through the same path as a GPU of `arch`."""
 
     name: str
+    arch: str = "sm_80"
 
     @property
     def tensors(self) -> str:
@@ -183,7 +210,7 @@ class Device:
             return flashsmith.attention(q, k, v, **call)
         captures = read_captures(*(call.get(name) for name in ("alibi_slopes", "mask_mod", "score_mod")))
         assert captures is not None
-        with use_backend(EmulatorBackend(tables=captures.tensors)):
+        with use_backend(EmulatorBackend(self.arch, tables=captures.tensors)):
             return flashsmith.attention(q, k, v, **call)
 
     def qkv(self, **sizes: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

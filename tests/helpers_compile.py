@@ -69,7 +69,7 @@ class FakeConfig:
         return {"scale": self.scale}
 
 
-FAMILY: Any = SimpleNamespace(name="fake")
+FAMILY: Any = SimpleNamespace(name="fake", target=lambda arch: arch.name)
 
 
 @dataclass
@@ -82,7 +82,8 @@ class FakeRender:
     def __call__(self, spec: Any, config: Any, arch: Any, *, family: Any = None) -> Any:
         self.calls.append((spec, config))
         text = self.text(config)
-        return SimpleNamespace(entry="scale", text=text, arch=arch, digest=hashlib.sha256(text.encode()).hexdigest())
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return SimpleNamespace(entry="scale", text=text, arch=arch, family="forward_sm80", digest=digest)
 
 
 def install_render(patch: pytest.MonkeyPatch, render: FakeRender) -> FakeRender:

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..spec import AttentionSpec, ProblemShape
 
 #: CUDA C++ type -> `struct` format code. Pointers are 64-bit.
-_CODES = {"long long": "q", "int": "i", "float": "f"}
+_CODES = {"TensorMap": "128s", "long long": "q", "int": "i", "float": "f"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class ArgumentField:
         return self.ctype.endswith("*")
 
     @property
+    def is_tensor_map(self) -> bool:
+        return self.ctype == "TensorMap"
+
+    @property
     def code(self) -> str:
         return "Q" if self.is_pointer else _CODES[self.ctype]
 
@@ -40,12 +44,22 @@ class ArgumentField:
         return struct.calcsize("=" + self.code)
 
 
+@dataclass(frozen=True, slots=True)
+class TensorMapField:
+    """An argument that is a tensor map: of which tensor ("q", "k", "v", "o"), and the rows of one copy."""
+
+    name: str
+    tensor: str
+    rows: int
+
+
 def layout_of(arguments: tuple[ArgumentField, ...]) -> struct.Struct:
-    """The `struct.Struct` that packs `arguments` as the C++ compiler lays them out (8-byte members come first)."""
+    """The `struct.Struct` that packs `arguments` as the C++ compiler lays them out (the largest members come first)."""
     sizes = [field.size for field in arguments]
-    assert sizes == sorted(sizes, reverse=True), "8-byte members must precede 4-byte ones"
-    # The struct's size is a multiple of 8 in C++.
-    return struct.Struct("=" + "".join(f.code for f in arguments) + ("4x" if sum(sizes) % 8 else ""))
+    assert sizes == sorted(sizes, reverse=True), "larger members must precede smaller ones"
+    # The struct's size is a multiple of its largest member's alignment in C++.
+    alignment = 64 if sizes[0] > 8 else 8
+    return struct.Struct("=" + "".join(f.code for f in arguments) + f"{-sum(sizes) % alignment}x")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -114,6 +128,8 @@ class Family(abc.ABC):
     #: Section name -> template; "mods" comes from the spec's graphs and stands before "kernel".
     sections: ClassVar[tuple[tuple[str, str], ...]]
     entry: ClassVar[str]
+    #: Whether masks and scores must be free of branches: then `&&` and `||` become `&` and `|` in their text.
+    branch_free_mods: ClassVar[bool] = False
 
     @abc.abstractmethod
     def unsupported_reason(self, spec: AttentionSpec, arch: Arch) -> str | None:
@@ -146,9 +162,27 @@ class Family(abc.ABC):
     def arguments(self, spec: AttentionSpec) -> tuple[ArgumentField, ...]:
         """The members of the kernel's `struct Arguments`, in order."""
 
+    def layout_reason(self, strides: Mapping[str, tuple[int, ...]], shape: ProblemShape) -> str | None:
+        """Why this family cannot read tensors of these strides (elements; batch, seqlen, nheads), None if it can."""
+        return None
+
+    def tensor_maps(self, spec: AttentionSpec, config: KernelConfig) -> tuple[TensorMapField, ...]:
+        """The arguments that are tensor maps, in order; they are the first ones. None by default."""
+        return ()
+
+    def draws_tiles(self, config: KernelConfig) -> bool:
+        """Whether blocks draw their tiles from a pair of counters, the argument `next_tile`; else that may be null."""
+        return False
+
+    def target(self, arch: Arch) -> str:
+        """What the compiler is to generate code for: `arch`, or its variant with instructions of its own (sm_90a)."""
+        return arch.name
+
     @abc.abstractmethod
-    def geometry(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> LaunchGeometry:
-        """Grid, block and shared memory of one launch."""
+    def geometry(
+        self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape, *, sm_count: int
+    ) -> LaunchGeometry:
+        """Grid, block and shared memory of one launch on a GPU of `sm_count` SMs."""
 
     @abc.abstractmethod
     def schedule_arguments(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> Mapping[str, int]:

@@ -255,7 +255,9 @@ class ForwardSm80(Family):
         fields += [field for field in mods if field.size == 4]
         return tuple(fields)
 
-    def geometry(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> LaunchGeometry:
+    def geometry(
+        self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape, *, sm_count: int
+    ) -> LaunchGeometry:
         assert isinstance(config, ForwardSm80Config)
         need = self.resources(spec, config)
         blocks = -(-shape.seqlen_q // config.B_r) * shape.batch * shape.nheads

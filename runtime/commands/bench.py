@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,7 @@ def command(
     ] = "512,1k,2k,4k,8k,16k",
     providers: Annotated[str, typer.Option("--providers", help="Some of flashsmith, sdpa-flash, sdpa-cudnn, ...")] = "",
     budget: Annotated[float, typer.Option("--budget", help="Milliseconds of timing per provider and case.")] = 150.0,
+    family: o.FamilyName = "",
     device: Annotated[str, typer.Option("--device", help="cuda, cuda:1, ...")] = "cuda",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the rows to this file as JSON, too.")] = None,
     as_json: o.AsJson = False,
@@ -39,8 +41,10 @@ def command(
     One run, in turns and shuffled order, cold L2, outputs checked, clocks noted.
     """
     from ...generator.errors import MissingComponentError, UsageError, unknown_name_message
+    from ..attention import only_family
     from ..bench import PROVIDERS, bench, standard_cases
 
+    o.check_family(family)
     index = o.gpu_index(device)
     dims = o.parse_lengths(head_dims, name="--head-dims")
     masks = (False, True) if causal == full else (causal,)
@@ -54,7 +58,9 @@ def command(
             "`flashsmith bench` times kernels on a GPU, and none was found. Run it on a machine with one; `flashsmith"
             " doctor` says what is missing, `flashsmith tune --arch` predicts without."
         )
-    result = bench(cases, providers=names, device=f"cuda:{index}", budget_ms=budget, progress=None if as_json else _say)
+    say = None if as_json else _say
+    with only_family(family) if family else nullcontext():
+        result = bench(cases, providers=names, device=f"cuda:{index}", budget_ms=budget, progress=say)
     data = to_dict(result)
     if out is not None:
         _write(out, data)

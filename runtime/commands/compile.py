@@ -27,6 +27,7 @@ def command(
     mask_mod: o.MaskMod = "",
     score_mod: o.ScoreMod = "",
     arch: o.ArchName = "",
+    family: o.FamilyName = "",
     seqlen: o.SeqlenQ = "4k",
     settings: o.Settings = None,
     default: o.UseDefault = False,
@@ -36,7 +37,6 @@ def command(
 ) -> None:
     """Compile the kernel for a problem; needs no GPU."""
     from ...generator.errors import UsageError
-    from ...generator.families import families_for
     from ..compiler import compile_kernel, kernel_cache, kernel_key
 
     problem = o.problem_from(
@@ -52,11 +52,11 @@ def command(
     )
     spec = problem.traced().spec
     the_arch = o.arch_of(arch)
-    family = families_for(spec, the_arch)[0]
+    the_family = o.family_of(spec, the_arch, family)
     shape = o.shape_from(seqlen, head_dim=head_dim)
-    config, origin = o.config_from(spec, the_arch, family, shape, settings=settings, use_default=default)
-    kernel = compile_kernel(spec, config, the_arch, family=family, gate=gate, run_here=False)
-    need = family.resources(spec, config)
+    config, origin = o.config_from(spec, the_arch, the_family, shape, settings=settings, use_default=default)
+    kernel = compile_kernel(spec, config, the_arch, family=the_family, gate=gate, run_here=False)
+    need = the_family.resources(spec, config)
     resident = the_arch.blocks_per_sm(
         threads=need.threads, registers=kernel.report.registers, smem_bytes=need.smem_bytes
     )
@@ -67,11 +67,11 @@ def command(
             raise UsageError(
                 f"--out {out} cannot be written: {error.strerror}. Name a file in an existing folder."
             ) from None
-    folder = kernel_cache().path_of(kernel_key(spec, config, the_arch, family=family))
+    folder = kernel_cache().path_of(kernel_key(spec, config, the_arch, family=the_family))
     if as_json:
         print_json(
             {
-                "family": family.name,
+                "family": the_family.name,
                 "spec": str(spec),
                 "arch": the_arch.name,
                 "config": config.to_dict(),
@@ -92,7 +92,7 @@ def command(
         )
         return
     print_text(
-        f"{family.name} {spec} for {the_arch}\n"
+        f"{the_family.name} {spec} for {the_arch}\n"
         f"config     {config} ({origin})\n"
         f"compiler   {kernel}\n"
         f"resources  {kernel.report.registers} registers, {need.threads} threads, {need.smem_bytes} bytes of shared"

@@ -30,6 +30,7 @@ def command(
     mask_mod: o.MaskMod = "",
     score_mod: o.ScoreMod = "",
     arch: o.ArchName = "",
+    family: o.FamilyName = "",
     seqlen: o.SeqlenQ = "100",
     seqlen_k: o.SeqlenK = "0",
     batch: Annotated[int, typer.Option("--batch", "-b", help="Batch.", min=1)] = 1,
@@ -53,7 +54,6 @@ def command(
     import torch
 
     from ...generator.errors import UsageError, unknown_name_message
-    from ...generator.families import families_for
     from ..emulator.build import FLAVOURS
     from ..emulator.forward import emulate_forward
     from ..emulator.job import SCHEDULES
@@ -77,8 +77,8 @@ def command(
     ).traced(nheads=shape.nheads)
     spec = problem.spec
     the_arch = o.arch_of(arch)
-    family = families_for(spec, the_arch)[0]
-    config, origin = o.config_from(spec, the_arch, family, shape, settings=settings, use_default=default)
+    the_family = o.family_of(spec, the_arch, family)
+    config, origin = o.config_from(spec, the_arch, the_family, shape, settings=settings, use_default=default)
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (
         torch.randn(size, generator=generator).to(torch_dtype(dtype))
@@ -112,7 +112,7 @@ def command(
     if as_json:
         print_json(
             {
-                "family": family.name,
+                "family": the_family.name,
                 "spec": str(spec),
                 "arch": the_arch.name,
                 "shape": shape.to_dict(),
@@ -126,7 +126,7 @@ def command(
             }
         )
     else:
-        _show(f"{family.name} {spec} at {shape} for {the_arch}", brief(config.to_dict()), reports)
+        _show(f"{the_family.name} {spec} at {shape} for {the_arch}", brief(config.to_dict()), reports)
         verdict = "right" if right else "WRONG"
         console().print(f"max|out - reference| = {error:.3g}, allowed {tolerance:.3g}: {verdict}")
     if not (clean and right):

@@ -28,6 +28,7 @@ def command(
     mask_mod: o.MaskMod = "",
     score_mod: o.ScoreMod = "",
     arch: o.ArchName = "",
+    family: o.FamilyName = "",
     seqlen: o.SeqlenQ = "4k",
     settings: o.Settings = None,
     default: o.UseDefault = False,
@@ -37,7 +38,6 @@ def command(
 ) -> None:
     """Write the CUDA source of the kernel for a problem."""
     from ...generator.errors import UsageError, unknown_name_message
-    from ...generator.families import families_for
     from ...generator.rendering import render
 
     problem = o.problem_from(
@@ -53,10 +53,10 @@ def command(
     )
     spec = problem.traced().spec
     the_arch = o.arch_of(arch)
-    family = families_for(spec, the_arch)[0]
+    the_family = o.family_of(spec, the_arch, family)
     shape = o.shape_from(seqlen, head_dim=head_dim)
-    config, origin = o.config_from(spec, the_arch, family, shape, settings=settings, use_default=default)
-    source = render(spec, config, the_arch, family=family)
+    config, origin = o.config_from(spec, the_arch, the_family, shape, settings=settings, use_default=default)
+    source = render(spec, config, the_arch, family=the_family)
     names = [part.name for part in source.sections]
     if section and section not in names:
         raise UsageError(unknown_name_message("section", section, names))
@@ -66,7 +66,7 @@ def command(
     if as_json:
         print_json(
             {
-                "family": family.name,
+                "family": the_family.name,
                 "spec": str(spec),
                 "arch": the_arch.name,
                 "config": config.to_dict(),

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ...generator.arch import Arch, arch_from_cc, arch_from_name
-from ...generator.errors import ConfigError, SpecError, UsageError
+from ...generator.errors import ConfigError, SpecError, UsageError, unknown_name_message
 from ...generator.families.base import Family, KernelConfig
 from ...generator.spec import AttentionSpec, ProblemShape
 
@@ -34,6 +34,7 @@ Alibi = Annotated[bool, typer.Option("--alibi", help="ALiBi with the slopes 2^(-
 MaskMod = Annotated[str, typer.Option("--mask-mod", help="A mask function: module:function or file.py:function.")]
 ScoreMod = Annotated[str, typer.Option("--score-mod", help="A score function: module:function or file.py:function.")]
 ArchName = Annotated[str, typer.Option("--arch", help="sm_80, sm_90, ...; default: this machine's GPU, else sm_80.")]
+FamilyName = Annotated[str, typer.Option("--family", help="forward_sm80, forward_sm90, ...; default: the best.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="name=value: another choice of the kernel's config; may be repeated.")
 ]
@@ -87,6 +88,22 @@ def arch_of(name: str) -> Arch:
         return arch_from_cc(info.cc)
     logger.warning("No GPU was found and no --arch given: taking %s.", FALLBACK_ARCH)
     return arch_from_name(FALLBACK_ARCH)
+
+
+def check_family(name: str) -> str:
+    """`name`, if it is "" or a kernel family's. Raises UsageError with the nearest one."""
+    from ...generator.families import FAMILIES
+
+    if name and name not in FAMILIES:
+        raise UsageError(unknown_name_message("kernel family", name, tuple(FAMILIES)))
+    return name
+
+
+def family_of(spec: AttentionSpec, arch: Arch, name: str = "") -> Family:
+    """The family called `name`, for "" the best that does `spec` on `arch`. Raises UsageError and UnsupportedError."""
+    from ...generator.families import choose_family
+
+    return choose_family(spec, arch, name=check_family(name)).family
 
 
 def gpu_info(index: int = 0) -> Any:

@@ -39,6 +39,7 @@ def command(
     mask_mod: o.MaskMod = "",
     score_mod: o.ScoreMod = "",
     arch: o.ArchName = "",
+    family: o.FamilyName = "",
     gpu: Annotated[str, typer.Option("--gpu", help="A GPU's name; with --call: whose records to use.")] = "",
     call: Annotated[bool, typer.Option("--call", help="Show the config that one call of this problem uses.")] = False,
     stamp: Annotated[
@@ -72,9 +73,9 @@ def command(
         shape = o.shape_from(
             seqlen, head_dim=head_dim, seqlen_k=seqlen_k, batch=batch, nheads=nheads, nheads_k=nheads_k
         )
-        _show_call(problem, shape, arch, gpu, as_json=as_json)
+        _show_call(problem, shape, arch, gpu, family, as_json=as_json)
         return
-    found = _all_records(o.arch_of(arch).name if arch else "", gpu, head_dim)
+    found = _all_records(o.arch_of(arch).name if arch else "", gpu, o.check_family(family), head_dim)
     if as_json:
         print_json({"records": [{"source": s, "path": str(p), **r.to_dict()} for s, p, r in found]})
         return
@@ -100,15 +101,14 @@ def command(
     out.print(table(columns, rows, right=("ms", "TFLOP/s")))
 
 
-def _show_call(problem: Any, shape: Any, arch: str, gpu: str, *, as_json: bool) -> None:
-    from ...generator.families import families_for
+def _show_call(problem: Any, shape: Any, arch: str, gpu: str, family_name: str, *, as_json: bool) -> None:
     from ..store import resolve
 
     the_arch = o.arch_of(arch)
     info = o.gpu_info()
     name = gpu or (info.name if info is not None and info.cc == the_arch.cc else None)
     spec = problem.traced().spec
-    family = families_for(spec, the_arch)[0]
+    family = o.family_of(spec, the_arch, family_name)
     resolution = resolve(spec, the_arch, name, shape, family)
     if as_json:
         print_json(
@@ -172,12 +172,12 @@ def _resolution_dict(resolution: Resolution) -> dict[str, Any]:
     }
 
 
-def _all_records(arch: str, gpu: str, head_dim: int) -> list[tuple[str, Path, Record]]:
+def _all_records(arch: str, gpu: str, family: str, head_dim: int) -> list[tuple[str, Path, Record]]:
     from ..store import PACKAGED, gpu_slug, read_file, user_root
 
     found = []
     for source, root in (("user", user_root()), ("packaged", PACKAGED)):
-        for path in sorted(root.glob(f"{arch or '*'}/{gpu_slug(gpu) if gpu else '*'}/*.yaml")):
+        for path in sorted(root.glob(f"{arch or '*'}/{gpu_slug(gpu) if gpu else '*'}/{family or '*'}.yaml")):
             for record in read_file(path).records:
                 if head_dim in (0, record.spec_class.head_dim):
                     found.append((source, path, record))

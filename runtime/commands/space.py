@@ -27,12 +27,12 @@ def command(
     mask_mod: o.MaskMod = "",
     score_mod: o.ScoreMod = "",
     arch: o.ArchName = "",
+    family: o.FamilyName = "",
     list_valid: Annotated[bool, typer.Option("--list", help="Print every valid config.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Print every excluded config with its reason.")] = False,
     as_json: o.AsJson = False,
 ) -> None:
     """Show the valid configs, and why others are not."""
-    from ...generator.families import families_for
 
     problem = o.problem_from(
         head_dim=head_dim,
@@ -47,10 +47,10 @@ def command(
     )
     spec = problem.traced().spec
     the_arch = o.arch_of(arch)
-    family = families_for(spec, the_arch)[0]
+    the_family = o.family_of(spec, the_arch, family)
     valid, excluded = [], []
-    for config in family.candidates(spec, the_arch):
-        exclusion = family.exclusion(spec, config, the_arch)
+    for config in the_family.candidates(spec, the_arch):
+        exclusion = the_family.exclusion(spec, config, the_arch)
         if exclusion is None:
             valid.append(config)
         else:
@@ -58,10 +58,10 @@ def command(
     reasons: dict[str, list[str]] = {}
     for _, exclusion in excluded:
         reasons.setdefault(exclusion.kind, []).append(exclusion.reason)
-    default = family.default_config(spec, the_arch)
+    default = the_family.default_config(spec, the_arch)
     if as_json:
         data = {
-            "family": family.name,
+            "family": the_family.name,
             "spec": str(spec),
             "arch": the_arch.name,
             "candidates": len(valid) + len(excluded),
@@ -80,7 +80,7 @@ def command(
         return
     out = console()
     out.print(
-        f"{family.name} {spec} for {the_arch}: {len(valid)} of {len(valid) + len(excluded)} configs are valid.",
+        f"{the_family.name} {spec} for {the_arch}: {len(valid)} of {len(valid) + len(excluded)} configs are valid.",
         markup=False,
     )
     out.print(f"Default: {brief(default.to_dict())}", markup=False)

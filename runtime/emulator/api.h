@@ -9,6 +9,7 @@ extern "C" {
 
 int emulator_thread_index();
 long long emulator_block_index();
+long long emulator_grid_size();
 
 // Declares `bytes` of dynamic shared memory from `offset` on; the address is valid for that region
 // alone.
@@ -16,6 +17,8 @@ unsigned emulator_smem_region(int offset, int bytes, const char* name, const cha
 
 // bar.sync id, with the threads of the whole block when `threads` is 0.
 void emulator_barrier_sync(int id, int threads, const char* file, int line);
+// bar.arrive id: counts the warp's threads and goes on.
+void emulator_barrier_arrive(int id, int threads, const char* file, int line);
 void emulator_warp_sync(const char* file, int line);
 
 void emulator_cp_async_16(unsigned dst, const void* src, int src_bytes, const char* file, int line);

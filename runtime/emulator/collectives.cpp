@@ -11,18 +11,22 @@ constexpr int kBarriers = 16;
 
 struct Barrier {
   int expected = 0;
-  std::vector<int> arrived;
+  std::vector<int> arrived;  // threads that wait
+  int passed = 0;            // threads that have arrived and gone on
+  SyncPoint left_by_passed;
+
+  int arrivals() const { return static_cast<int>(arrived.size()) + passed; }
 };
 Barrier barriers[kBarriers];
 
 void begin_block_of_barriers() {
-  for (Barrier& barrier : barriers) barrier.arrived.clear();
+  for (Barrier& barrier : barriers) barrier = Barrier{};
 }
 
 void describe_barriers(std::string& text) {
   for (int id = 0; id < kBarriers; ++id) {
-    if (barriers[id].arrived.empty()) continue;
-    text += format("; barrier %d has %zu of %d arrivals", id, barriers[id].arrived.size(),
+    if (barriers[id].arrivals() == 0) continue;
+    text += format("; barrier %d has %d of %d arrivals", id, barriers[id].arrivals(),
                    barriers[id].expected);
   }
 }
@@ -45,6 +49,37 @@ void check_aligned(const Place& place) {
     abort_block();
   }
   warp.at_barrier |= lane;
+}
+
+Barrier& barrier_of(int id, int participants, const Place& place) {
+  const int expected = participants == 0 ? run.threads : participants;
+  if (id < 0 || id >= kBarriers || expected <= 0 || expected % kWarpSize != 0 ||
+      expected > run.threads) {
+    report("barrier", place,
+           format("a barrier needs an id below %d and whole warps of the block's %d threads, but "
+                  "got id %d, %d threads",
+                  kBarriers, run.threads, id, expected));
+    abort_block();
+  }
+  Barrier& barrier = barriers[id];
+  if (barrier.arrivals() == 0) barrier.expected = expected;
+  if (barrier.expected != expected) {
+    report("barrier", place,
+           format("barrier %d is used with %d and with %d threads at once", id, barrier.expected,
+                  expected));
+    abort_block();
+  }
+  return barrier;
+}
+
+void complete(Barrier& barrier) {
+  const std::vector<int> released = std::move(barrier.arrived);
+  if (!released.empty()) race_join(released.data(), static_cast<int>(released.size()));
+  if (barrier.passed != 0) {
+    for (int thread : released) race_acquire(barrier.left_by_passed, thread);
+  }
+  for (int thread : released) make_ready(thread);
+  barrier = Barrier{};
 }
 
 }  // namespace
@@ -81,34 +116,42 @@ void meeting_done() {
 using namespace emulator;
 
 extern "C" void emulator_barrier_sync(int id, int participants, const char* file, int line) {
-  const Place place{"barrier_sync", file, line};
+  const Place place{participants == 0 ? "barrier_sync" : "named_barrier_sync", file, line};
   count(place.primitive);
   check_aligned(place);
-  const int expected = participants == 0 ? run.threads : participants;
-  if (id < 0 || id >= kBarriers || expected % kWarpSize != 0 || expected > run.threads) {
-    report("barrier", place,
-           format("a barrier needs an id below %d and whole warps of the block's %d threads, but "
-                  "got id %d, %d threads",
-                  kBarriers, run.threads, id, expected));
-    abort_block();
-  }
-  Barrier& barrier = barriers[id];
-  if (barrier.arrived.empty()) barrier.expected = expected;
-  if (barrier.expected != expected) {
-    report("barrier", place,
-           format("barrier %d is used with %d and with %d threads at once", id, barrier.expected,
-                  expected));
-    abort_block();
-  }
+  Barrier& barrier = barrier_of(id, participants, place);
   barrier.arrived.push_back(current);
-  if (static_cast<int>(barrier.arrived.size()) < expected) {
+  if (barrier.arrivals() < barrier.expected) {
     wait_here(place);
     return;
   }
-  race_join(barrier.arrived.data(), expected);
-  for (int thread : barrier.arrived) make_ready(thread);
-  barrier.arrived.clear();
+  complete(barrier);
   let_others_run();
+}
+
+extern "C" void emulator_barrier_arrive(int id, int participants, const char* file, int line) {
+  const Place place{"named_barrier_arrive", file, line};
+  if (!meet(place, nullptr)) return;
+  Barrier& barrier = barrier_of(id, participants, place);
+  for (int lane = 0; lane < kWarpSize; ++lane)
+    race_release(barrier.left_by_passed, warp_of(current) * kWarpSize + lane);
+  barrier.passed += kWarpSize;
+  if (barrier.arrivals() > barrier.expected) {
+    report("barrier", place,
+           format("barrier %d of %d threads gets %d arrivals", id, barrier.expected,
+                  barrier.arrivals()));
+    abort_block();
+  }
+  if (barrier.arrivals() == barrier.expected) {
+    if (barrier.arrived.empty())
+      report(
+          "barrier", place,
+          format("barrier %d completes with arrivals alone: the threads that should wait at it do "
+                 "not",
+                 id));
+    complete(barrier);
+  }
+  meeting_done();
 }
 
 extern "C" void emulator_warp_sync(const char* file, int line) {

@@ -15,7 +15,6 @@ import base64
 import ctypes
 import hashlib
 import json
-import struct
 import sys
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,10 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from ...generator.errors import EmulatorError, FlashsmithError, MissingComponentError
-from .conformance_kernels import ENTRY, SMEM_BYTES, Case, all_cases
+from .conformance_hopper import CC, hopper_cases
+from .conformance_kernels import ENTRY, Case, all_cases
 
 SCHEMA = 1
 Record = dict[str, Any]
+
+
+def cases_for(cc: str) -> tuple[Case, ...]:
+    """The cases that a GPU of compute capability `cc` ("8.0") can run."""
+    return (*all_cases(), *(hopper_cases() if cc == CC else ()))
 
 
 def run_on_engine(case: Case) -> Any:
@@ -41,11 +46,11 @@ def run_on_engine(case: Case) -> Any:
     arrays = {**case.arrays, "out": out}
     report = emulate_text(
         host_text_of(case.sections, entry=ENTRY, file_name=f"{case.name}.cu"),
-        struct.pack("=4Q", *(array.ctypes.data for array in arrays.values())),
-        pointers=(0, 8, 16, 24),
+        case.pack({name: array.ctypes.data for name, array in arrays.items()}, gpu=False),
+        pointers=case.pointers(),
         grid=case.blocks,
-        threads=32,
-        smem_bytes=SMEM_BYTES,
+        threads=case.threads,
+        smem_bytes=case.smem_bytes,
         buffers=tuple(HostBuffer(a.ctypes.data, a.nbytes, name, name == "out") for name, a in arrays.items()),
     )
     report.require_clean()
@@ -61,16 +66,16 @@ def run_on_gpu(case: Case, *, device: int = 0) -> Any:
     from ..nvrtc import compile_to_cubin
 
     major, minor = driver.device_info(device).cc
-    cubin = compile_to_cubin(case.text, f"sm_{major}{minor}", name="conformance.cu").cubin
+    cubin = compile_to_cubin(case.text, case.target or f"sm_{major}{minor}", name="conformance.cu").cubin
     with torch.cuda.device(device):
-        tensors = [torch.from_numpy(array.view(np.int32)).cuda() for array in case.arrays.values()]
-        out = torch.full((case.blocks * case.items,), -1, dtype=torch.int32, device="cuda")
-        packed = struct.pack("=4Q", *(tensor.data_ptr() for tensor in (*tensors, out)))
-        function = driver.load_function(cubin, ENTRY, smem_bytes=SMEM_BYTES, device=device)
+        tensors = {name: torch.from_numpy(array.view(np.int32)).cuda() for name, array in case.arrays.items()}
+        tensors["out"] = torch.full((case.blocks * case.items,), -1, dtype=torch.int32, device="cuda")
+        packed = case.pack({name: tensor.data_ptr() for name, tensor in tensors.items()}, gpu=True)
+        function = driver.load_function(cubin, ENTRY, smem_bytes=case.smem_bytes, device=device)
         stream = torch.cuda.current_stream().cuda_stream
         arguments = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
-        driver.launch(function, (case.blocks, 1, 1), 32, SMEM_BYTES, stream, arguments)
-        words = out.cpu().numpy().view(np.uint32)
+        driver.launch(function, (case.blocks, 1, 1), case.threads, case.smem_bytes, stream, arguments)
+        words = tensors["out"].cpu().numpy().view(np.uint32)
         driver.unload(function)
     return words
 
@@ -202,7 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("one of --out and --replay is needed")
     try:
         recorded = json.loads(chosen.replay.read_text()) if chosen.replay else None
-        cases = [case for case in all_cases() if chosen.only in case.name]
+        cc = (recorded["gpu"] if recorded else _gpu_identity()).get("cc", "")
+        cases = [case for case in cases_for(cc) if chosen.only in case.name]
         result = conform(cases, recorded=recorded, progress=print)
     except (FlashsmithError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

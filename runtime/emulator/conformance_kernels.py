@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +29,7 @@ struct Arguments {
   u32* out;
 };
 """
-_FUNCTIONS = """\
+FUNCTIONS = """\
 __device__ __forceinline__ u32 bits_of(float value) {
   union {
     float f;
@@ -80,12 +81,37 @@ class Case:
     def sections(self) -> tuple[Section, ...]:
         """The text in sections, as a generated kernel has them."""
         kernel = (
-            f'{_FUNCTIONS}\nextern "C" __global__ void __launch_bounds__(32, 1)\n'
+            f'{FUNCTIONS}\nextern "C" __global__ void __launch_bounds__(32, 1)\n'
             f"    {ENTRY}(const __grid_constant__ Arguments args) {{\n"
             f"  const int lane = thread_index();\n  const long long first = block_index() * {self.items};\n"
             f"{self.body}}}\n"
         )
-        return (Section("types", _TYPES), Section("primitives", _primitives_for(kernel)), Section("kernel", kernel))
+        return (
+            Section("types", _TYPES),
+            Section("primitives", used_primitives(_ampere_primitives(), kernel)),
+            Section("kernel", kernel),
+        )
+
+    @property
+    def threads(self) -> int:
+        return 32
+
+    @property
+    def smem_bytes(self) -> int:
+        return SMEM_BYTES
+
+    @property
+    def target(self) -> str:
+        """What NVRTC compiles for; "" for the GPU's own architecture."""
+        return ""
+
+    def pointers(self) -> tuple[int, ...]:
+        """Byte offsets of the addresses in what `pack` gives."""
+        return (0, 8, 16, 24)
+
+    def pack(self, addresses: Mapping[str, int], *, gpu: bool) -> bytes:
+        """The kernel's `struct Arguments`, for the GPU or for the engine."""
+        return struct.pack("=4Q", *(addresses[name] for name in ("in", "in2", "in3", "out")))
 
     @property
     def text(self) -> str:
@@ -103,9 +129,13 @@ def all_cases() -> tuple[Case, ...]:
     return (*_matrices(), *_copies(), *_memory(), *_warp(), *_conversions(), *_functions(), *_integers())
 
 
-def _primitives_for(kernel: str) -> str:
-    """The primitives that `kernel` calls, directly or through one another: the others may change without a rerun."""
-    chunks = environment().get_template("sm80/primitives.jinja").render().split("\n\n")
+def _ampere_primitives() -> str:
+    return environment().get_template("sm80/primitives.jinja").render()
+
+
+def used_primitives(primitives: str, kernel: str) -> str:
+    """Those of `primitives` that `kernel` calls, directly or through one another: others may change without a rerun."""
+    chunks = primitives.split("\n\n")
     by_name = {match[1]: chunk for chunk in chunks if (match := _FUNCTION_NAME.search(chunk))}
     used: set[str] = set()
     text = kernel

@@ -62,6 +62,7 @@ struct Run {
   int warps = 0;
   int smem_bytes = 0;
   long long block = 0;  // the block that runs now
+  long long grid = 0;   // blocks of the launch
   Schedule schedule = Schedule::kRoundRobin;
   u64 random = 1;
   const void* arguments = nullptr;
@@ -83,6 +84,7 @@ struct Feature {
   void (*block_begin)() = nullptr;
   void (*thread_end)(int thread) = nullptr;
   void (*block_end)() = nullptr;  // all threads have ended: what is left over is a finding
+  bool (*idle)() = nullptr;       // no thread can run: finish late work; true if some was left
   void (*describe)(std::string& text) = nullptr;  // state that explains a deadlock
 };
 inline std::vector<Feature>& features() {

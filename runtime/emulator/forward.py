@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...generator.arch import Arch
@@ -14,17 +16,22 @@ from ...generator.rendering import render
 from ...generator.source import KernelSource
 from ...generator.spec import AttentionSpec
 from ..driver import ArgumentBuffer
-from ..launch import prepare
+from ..launch import ArgumentLayout, prepare
 from ..problem import Problem
 from ..tensors import check_inputs, check_softmax_scale, readable
 from .job import HostBuffer
-from .report import Report
+from .report import Finding, Report
 from .run import TIME_LIMIT, emulate
+from .tensor_map import encode_tensor_map
 
 if TYPE_CHECKING:
     import torch
 
     from ...generator.language import Traced
+
+#: The SMs of the GPU that launches are prepared for: those of an H200.
+DEFAULT_SMS = 132
+COUNTER_BYTES = 8
 
 
 def emulate_forward(
@@ -43,12 +50,14 @@ def emulate_forward(
     seed: int = 0,
     source: KernelSource | None = None,
     time_limit: int = TIME_LIMIT,
+    max_blocks: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, Report]:
     """(out, lse, report): out (batch, seqlen_q, nheads, head_dim_v) as q, lse (batch, nheads, seqlen_q) fp32.
 
     `q`, `k`, `v` are CPU tensors (batch, seqlen, nheads, head_dim) of any strides; `mask` and `score` hold the run-time
     values of the spec's graphs. The arguments are packed, and unreadable inputs copied, by the very code that launches
-    on a GPU. Outputs start as NaN. `source` replaces the rendered kernel (a test's mutant). Raises TensorError,
+    on a GPU. Outputs start as NaN. `source` replaces the rendered kernel (a test's mutant). `max_blocks` bounds the
+    grid of a kernel whose blocks take tiles until none is left, so that each has several. Raises TensorError,
     SpecError, ConfigError, EmulatorError and MissingComponentError; what the kernel does wrong is in the report.
     """
     import torch
@@ -63,7 +72,7 @@ def emulate_forward(
         source = render(spec, config, arch, family=family)
     q, k, v = readable("q", q), readable("k", k), readable("v", v)
     problem = Problem(spec, mask, score)
-    backend = RecordingBackend(arch)
+    backend = RecordingBackend(arch, DEFAULT_SMS if max_blocks is None else max_blocks)
     plan = prepare(problem, config, family=family, shape=shape, q=q, k=k, v=v, softmax_scale=scale, backend=backend)
     if plan.is_empty:
         return q.new_zeros(plan.out_shape), torch.full(plan.lse_shape, -torch.inf), Report(flavour=flavour)
@@ -74,6 +83,8 @@ def emulate_forward(
     buffers = [buffer_of(tensor, name) for name, tensor in (("q", q), ("k", k), ("v", v))]
     buffers += [buffer_of(out, "o", writable=True), buffer_of(lse, "lse", writable=True)]
     buffers += [buffer_of(table, f"table {i}") for i, table in enumerate(problem.tables)]
+    counters = _counters(source, launched.arguments)
+    buffers += [HostBuffer(address, COUNTER_BYTES, "next_tile", True) for address in counters]
     report = emulate(
         source,
         launched.arguments,
@@ -86,7 +97,21 @@ def emulate_forward(
         seed=seed,
         time_limit=time_limit,
     )
+    for address in counters:
+        left = ctypes.string_at(address, COUNTER_BYTES)
+        if report.clean and any(left):
+            found = Finding("state", f"a launch must leave next_tile at 0, but it holds {struct.unpack('=2i', left)}")
+            report = replace(report, findings=(found,))
     return out, lse, report
+
+
+def _counters(source: KernelSource, arguments: bytes) -> tuple[int, ...]:
+    """The address of the counter that blocks draw tiles from, in a kernel that has one."""
+    offsets = ArgumentLayout(source.arguments).offsets
+    if "next_tile" not in offsets:
+        return ()
+    (address,) = struct.unpack_from("=Q", arguments, offsets["next_tile"])
+    return (address,) if address else ()
 
 
 def buffer_of(array: Any, name: str, *, writable: bool = False) -> HostBuffer:
@@ -116,8 +141,9 @@ class Launched:
 class RecordingBackend:
     """A `Backend` that keeps launches instead of running them: the emulator takes them from there."""
 
-    def __init__(self, arch: Arch) -> None:
+    def __init__(self, arch: Arch, sms: int = DEFAULT_SMS) -> None:
         self._arch = arch
+        self._sms = sms
         self.launched: list[Launched] = []
 
     def arch(self, device: int) -> Arch:
@@ -125,6 +151,14 @@ class RecordingBackend:
 
     def device_name(self, device: int) -> str | None:
         return None
+
+    def sm_count(self, device: int) -> int:
+        return self._sms
+
+    def encode_tensor_map(
+        self, address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+    ) -> bytes:
+        return encode_tensor_map(address, sizes, strides, box)
 
     def current_device(self) -> int:
         return 0

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...generator.errors import EmulatorError
+from ...generator.families.base import ArgumentField
+from .tensor_map import BASE_OFFSET
 
-MAGIC = b"FLSHEMU1"
+MAGIC = b"FLSHEMU2"
 SCHEDULES = ("round_robin", "reverse", "greedy", "reverse_greedy", "random")
 
 
@@ -39,6 +41,7 @@ class Job:
     blocks: range
     schedule: str
     seed: int
+    grid: int
 
     def encode(self) -> bytes:
         """The job as bytes, with the buffers' present contents. Raises EmulatorError for a pointer into none."""
@@ -53,7 +56,7 @@ class Job:
         parts = [
             MAGIC,
             struct.pack(
-                "=iiIIIIQqqq",
+                "=iiIIIIQqqqq",
                 self.threads,
                 self.smem_bytes,
                 SCHEDULES.index(self.schedule),
@@ -64,6 +67,7 @@ class Job:
                 self.blocks.start,
                 self.blocks.stop,
                 self.blocks.step,
+                self.grid,
             ),
             self.arguments,
             struct.pack(f"={len(self.pointer_offsets)}I", *self.pointer_offsets),
@@ -84,11 +88,13 @@ class Job:
                 at += buffer.nbytes
 
 
-def pointer_offsets(sizes: Sequence[tuple[int, bool]]) -> tuple[int, ...]:
-    """Byte offsets of the pointers among fields given as (size, is a pointer), laid out without padding."""
+def pointer_offsets(fields: Sequence[ArgumentField]) -> tuple[int, ...]:
+    """Byte offsets of the pointers among a kernel's arguments, those inside tensor maps included."""
     offsets, at = [], 0
-    for size, is_pointer in sizes:
-        if is_pointer:
+    for field in fields:
+        if field.is_pointer:
             offsets.append(at)
-        at += size
+        elif field.ctype == "TensorMap":
+            offsets.append(at + BASE_OFFSET)
+        at += field.size
     return tuple(offsets)

@@ -80,7 +80,7 @@ u64 relocated(u64 pointer) {
 
 int run_job(const char* job_path, const char* result_path) {
   Reader job(job_path);
-  if (std::memcmp(job.take(8), "FLSHEMU1", 8) != 0) Reader::fail("not a job of this version");
+  if (std::memcmp(job.take(8), "FLSHEMU2", 8) != 0) Reader::fail("not a job of this version");
   run.threads = job.value<std::int32_t>();
   run.smem_bytes = job.value<std::int32_t>();
   run.schedule = static_cast<Schedule>(job.value<u32>());
@@ -89,8 +89,12 @@ int run_job(const char* job_path, const char* result_path) {
   run.random = (job.value<u64>() + 1) * 0x9e3779b97f4a7c15ull | 1;
   const long long first = job.value<std::int64_t>(), last = job.value<std::int64_t>(),
                   step = job.value<std::int64_t>();
-  std::vector<u64> arguments((argument_bytes + 7) / 8);
-  std::memcpy(arguments.data(), job.take(argument_bytes), argument_bytes);
+  run.grid = job.value<std::int64_t>();
+  const u64 words = (argument_bytes + 7) / 8;
+  void* storage = nullptr;  // tensor maps lie at multiples of 64 bytes
+  if (posix_memalign(&storage, 64, words * 8 + 64) != 0) Reader::fail("out of memory");
+  u64* arguments = static_cast<u64*>(storage);
+  std::memcpy(arguments, job.take(argument_bytes), argument_bytes);
   const u8* pointer_offsets = job.take(pointers * sizeof(u32));
   buffers.resize(buffer_count);
   for (Buffer& buffer : buffers) {
@@ -104,10 +108,10 @@ int run_job(const char* job_path, const char* result_path) {
   for (u32 i = 0; i < pointers; ++i) {
     u32 offset;
     std::memcpy(&offset, pointer_offsets + i * sizeof(u32), sizeof offset);
-    u64& value = arguments.at(offset / 8);
-    value = relocated(value);
+    if (offset / 8 >= words) Reader::fail("a pointer lies behind the arguments");
+    arguments[offset / 8] = relocated(arguments[offset / 8]);
   }
-  run.arguments = arguments.data();
+  run.arguments = arguments;
   run.argument_bytes = argument_bytes;
   run.warps = run.threads / kWarpSize;
   allocate_stacks(&threads[0].fiber, sizeof(Thread), run.threads);

@@ -6,13 +6,6 @@
 #include "numbers.h"
 #include "race.h"
 
-// One body for every x86-64 host, with AVX2 where the machine has it.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define EMULATOR_CLONES __attribute__((target_clones("arch=haswell", "default")))
-#else
-#define EMULATOR_CLONES
-#endif
-
 namespace emulator {
 namespace {
 
@@ -26,23 +19,6 @@ struct MmaOperands {
   const u32* a;
   u32 b[2];
 };
-
-// Beyond the first, the passes one phase (the 8 rows of a matrix, 16 bytes each) takes over the 32
-// banks.
-u64 extra_passes(const u32* rows) {
-  int worst = 1;
-  for (int i = 0; i < 8; ++i) {
-    int same_banks = 0;
-    for (int j = 0; j < 8; ++j) {
-      if (((rows[i] ^ rows[j]) / kChunk) % 8 != 0) continue;
-      bool counted = false;  // equal rows are read once
-      for (int k = 0; k < j; ++k) counted |= rows[k] == rows[j];
-      same_banks += counted ? 0 : 1;
-    }
-    worst = same_banks > worst ? same_banks : worst;
-  }
-  return static_cast<u64>(worst - 1);
-}
 
 // Lane l, g = l/4, q = 2*(l%4). Register r of A, half h: row g + 8*(r&1), k = q + h + 8*(r>>1).
 // Register r of B, half h: k = q + h + 8r, column g. Register r of D: row g + 8*(r>>1), column q +
@@ -84,6 +60,22 @@ EMULATOR_CLONES void multiply(const u32 (*a)[4], const u32 (*b)[2], float (*d)[4
 }
 
 }  // namespace
+
+u64 extra_passes(const u32* rows) {
+  int worst = 1;
+  for (int i = 0; i < 8; ++i) {
+    int same_banks = 0;
+    for (int j = 0; j < 8; ++j) {
+      if (((rows[i] ^ rows[j]) / kChunk) % 8 != 0) continue;
+      bool counted = false;  // equal rows are read once
+      for (int k = 0; k < j; ++k) counted |= rows[k] == rows[j];
+      same_banks += counted ? 0 : 1;
+    }
+    worst = same_banks > worst ? same_banks : worst;
+  }
+  return static_cast<u64>(worst - 1);
+}
+
 }  // namespace emulator
 
 using namespace emulator;

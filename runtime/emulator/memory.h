@@ -21,17 +21,26 @@ inline std::vector<Region> regions;     // of this block
 inline std::vector<u8> smem;            // the block's dynamic shared memory
 inline std::vector<u16> chunk_written;  // per chunk: which bytes hold a value (bit i: byte i)
 inline std::vector<u16>
-    chunk_in_flight;  // per chunk: 1 + the thread whose copy has not been waited for
+    chunk_in_flight;  // per chunk: 1 + the thread whose copy has not been waited for, or kTmaLoad
+constexpr u16 kTmaLoad = 0xffff;
+inline std::vector<u16>
+    chunk_readers;  // per chunk: reads of the async proxy that have not been waited for
 
 // The physical offset of [address, address + bytes), which must lie in one region and be a multiple
 // of `bytes`. Anything else is a finding that ends the block.
 u32 shared_offset(u32 address, int bytes, const Place& place);
+// The same for any number of bytes, from a multiple of `alignment` on.
+u32 shared_range(u32 address, int bytes, int alignment, const Place& place);
 std::string describe_shared(u32 offset);
 
 // Checks that the bytes hold values and that no copy into them is in flight.
 void check_shared_read(u32 offset, int bytes, const Place& place);
 // Checks that no copy into the bytes is in flight; from now on they hold values.
 void check_shared_write(u32 offset, int bytes, const Place& place);
+
+// Beyond the first, the passes one phase (the 8 rows of a matrix, 16 bytes each) takes over the 32
+// banks. For ldmatrix and stmatrix.
+u64 extra_passes(const u32* rows);
 
 struct Buffer {
   u64 origin = 0;  // the caller's address

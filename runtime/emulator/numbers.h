@@ -4,6 +4,13 @@
 #include <cstdint>
 #include <cstring>
 
+// One body for every x86-64 host, with AVX2 where the machine has it.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define EMULATOR_CLONES __attribute__((target_clones("arch=haswell", "default")))
+#else
+#define EMULATOR_CLONES
+#endif
+
 namespace emulator {
 
 inline float float_of(std::uint32_t bits) {

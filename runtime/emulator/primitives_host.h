@@ -4,3 +4,4 @@
 
 #include "primitives_math.h"
 #include "primitives_sm80.h"
+#include "primitives_sm90.h"

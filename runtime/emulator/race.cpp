@@ -6,43 +6,14 @@
 
 #if EMULATOR_RACE
 
-#include <memory>
 #include <unordered_map>
+
+#include "race_clocks.h"
 
 namespace emulator {
 namespace {
 
-// ---- Clocks: agents 0..T-1 are the threads, T..2T-1 their asynchronous copies
-// -----------------------------------
-
-using Clock = std::vector<u32>;
-
-// What a thread has seen: `base`, shared with whom it met last, and its own two entries, which run
-// ahead of it.
-struct View {
-  std::shared_ptr<const Clock> base;
-  u32 own = 1;
-  u32 copies = 0;  // own copy groups waited for
-};
-View views[kMaxThreads];
-
-u32 seen(int thread, u32 agent) {
-  const View& view = views[thread];
-  if (agent == static_cast<u32>(thread)) return view.own;
-  if (agent == static_cast<u32>(run.threads + thread)) return view.copies;
-  return (*view.base)[agent];
-}
-
-// ---- Shadow
-// ------------------------------------------------------------------------------------------------------
-
-struct Epoch {
-  u32 clock = 0;  // 0: no access
-  u16 agent = 0;
-  u16 place = 0;
-};
-
-constexpr int kReadsInline = 8;
+constexpr int kReadsInline = 16;  // every warp of the largest Hopper block reads K_j
 
 struct Cell {
   u32 block = 0;  // 1 + the block whose accesses these are
@@ -77,8 +48,7 @@ u16 place_id(const Place& place) {
 }
 
 void begin_block_of_race() {
-  const auto empty = std::make_shared<const Clock>(static_cast<std::size_t>(2 * run.threads), 0u);
-  for (int t = 0; t < run.threads; ++t) views[t] = View{empty, 1, 0};
+  begin_block_of_clocks();
   shared_cells.resize(static_cast<std::size_t>(run.smem_bytes + kChunk) / 4);
   more_reads.clear();
 }
@@ -96,22 +66,13 @@ void begin_run_of_race() {
 const bool race_registered =
     add_feature({.run_begin = begin_run_of_race, .block_begin = begin_block_of_race});
 
-std::string describe_agent(u32 agent) {
-  if (agent < static_cast<u32>(run.threads)) return describe_thread(static_cast<int>(agent));
-  return "a copy of " + describe_thread(static_cast<int>(agent) - run.threads);
-}
-
-void report_race(const char* how, const std::string& where, int thread, const Place& place,
+void report_race(const std::string& how, const std::string& where, int thread, const Place& place,
                  const Epoch& earlier) {
   const Place& other = places[earlier.place];
   report("race", place,
          format("%s: %s by %s, not ordered after %s by %s, %s", where.c_str(),
                 describe(place).c_str(), describe_thread(thread).c_str(), describe(other).c_str(),
-                describe_agent(earlier.agent).c_str(), how));
-}
-
-bool ordered(const Epoch& earlier, int thread) {
-  return earlier.agent == static_cast<u32>(thread) || earlier.clock <= seen(thread, earlier.agent);
+                describe_agent(earlier.agent).c_str(), how.c_str()));
 }
 
 // The first read of the cell that `thread` has not seen, or null.
@@ -128,11 +89,23 @@ const Epoch* unseen_read(const Cell& cell, int thread) {
   return nullptr;
 }
 
-void remember_read(Cell& cell, int thread, const Epoch& mine) {
+// Who accesses: `thread`, or an engine of the async proxy that it has started.
+struct Accessor {
+  int thread;
+  bool proxy;
+};
+
+bool write_ordered(const Epoch& write, const Accessor& who) {
+  return who.proxy ? ordered_in_proxy(write, who.thread) : ordered(write, who.thread);
+}
+
+void remember_read(Cell& cell, const Accessor& who, const Epoch& mine) {
   const int inline_reads = cell.reads < kReadsInline ? cell.reads : kReadsInline;
   for (int i = 0; i < inline_reads; ++i) {
     // A read that this one comes after says nothing more: who has seen this one has seen that one.
-    if (ordered(cell.read[i], thread)) {
+    const bool after =
+        who.proxy ? cell.read[i].agent == mine.agent : ordered(cell.read[i], who.thread);
+    if (after) {
       cell.read[i] = mine;
       return;
     }
@@ -147,63 +120,53 @@ void remember_read(Cell& cell, int thread, const Epoch& mine) {
 
 // Returns false after a finding, so that one access gives one.
 template <class Where>
-bool access(Cell& cell, Access kind, int thread, const Epoch& mine, const Place& place,
+bool access(Cell& cell, Access kind, const Accessor& who, const Epoch& mine, const Place& place,
             const Where& where) {
-  if (cell.write.clock != 0 && !ordered(cell.write, thread)) {
-    report_race(kind == Access::kRead ? "a write it reads" : "a write it overwrites", where(),
-                thread, place, cell.write);
+  if (cell.write.clock != 0 && !write_ordered(cell.write, who)) {
+    const char* what = kind == Access::kRead ? "a write it reads" : "a write it overwrites";
+    const bool unfenced = who.proxy && ordered(cell.write, who.thread);
+    report_race(unfenced ? format("%s: no fence.proxy.async lies between", what) : what, where(),
+                who.thread, place, cell.write);
     cell.write.clock = 0;
     return false;
   }
   if (kind == Access::kRead) {
-    remember_read(cell, thread, mine);
+    remember_read(cell, who, mine);
     return true;
   }
-  const Epoch* read = cell.reads == 0 ? nullptr : unseen_read(cell, thread);
+  const Epoch* read = cell.reads == 0 ? nullptr : unseen_read(cell, who.thread);
   const Epoch found = read == nullptr ? Epoch{} : *read;
   if (cell.reads > kReadsInline) more_reads.erase(&cell);
   cell.reads = 0;
   cell.write = mine;
   if (read == nullptr) return true;
-  report_race("a read of the old value", where(), thread, place, found);
+  report_race("a read of the old value", where(), who.thread, place, found);
   return false;
 }
 
-void access_shared(Access kind, u32 offset, int bytes, int thread, const Epoch& mine,
+Cell& shared_cell(u32 index) {
+  Cell& cell = shared_cells[index];
+  const u32 block = static_cast<u32>(run.block) + 1;
+  if (cell.block != block) {
+    cell.block = block;
+    cell.reads = 0;
+    cell.write.clock = 0;
+  }
+  return cell;
+}
+
+void access_shared(Access kind, u32 offset, int bytes, const Accessor& who, const Epoch& mine,
                    const Place& place) {
   const auto where = [offset] { return describe_shared(offset); };
-  const u32 block = static_cast<u32>(run.block) + 1;
   for (u32 i = offset / 4; i <= (offset + static_cast<u32>(bytes) - 1) / 4; ++i) {
-    Cell& cell = shared_cells[i];
-    if (cell.block != block) {
-      cell.block = block;
-      cell.reads = 0;
-      cell.write.clock = 0;
-    }
-    if (!access(cell, kind, thread, mine, place, where)) return;
+    if (!access(shared_cell(i), kind, who, mine, place, where)) return;
   }
 }
 
-}  // namespace
-
-void race_shared(Access kind, u32 offset, int bytes, int thread, const Place& place) {
-  access_shared(kind, offset, bytes, thread,
-                {views[thread].own, static_cast<u16>(thread), place_id(place)}, place);
-}
-
-void race_async_write(u32 offset, int bytes, int thread, u32 group, const Place& place) {
-  const Epoch mine{group, static_cast<u16>(run.threads + thread), place_id(place)};
-  access_shared(Access::kWrite, offset, bytes, thread, mine, place);
-}
-
-void race_async_done(int thread, u32 group) {
-  if (group > views[thread].copies) views[thread].copies = group;
-}
-
-void race_global(Access kind, const void* pointer, int bytes, int thread, const Place& place) {
+void access_global(Access kind, const void* pointer, int bytes, const Accessor& who,
+                   const Epoch& mine, const Place& place) {
   const Buffer* buffer = buffer_of(pointer, static_cast<u64>(bytes));
   if (buffer == nullptr || !buffer->writable) return;
-  const Epoch mine{views[thread].own, static_cast<u16>(thread), place_id(place)};
   const u64 offset = static_cast<u64>(static_cast<const u8*>(pointer) - buffer->memory);
   const auto where = [pointer] { return describe_global(pointer); };
   const u32 block = static_cast<u32>(run.block) + 1;
@@ -218,33 +181,54 @@ void race_global(Access kind, const void* pointer, int bytes, int thread, const 
       cell.block = block;
       cell.reads = 0;
       cell.write.clock = 0;
-      if (used) report_race(format("in block %u", other).c_str(), where(), thread, place, earlier);
+      if (used) report_race(format("in block %u", other), where(), who.thread, place, earlier);
     }
-    if (!access(cell, kind, thread, mine, place, where)) return;
+    if (!access(cell, kind, who, mine, place, where)) return;
   }
 }
 
-void race_join(const int* members, int count) {
-  auto joined = std::make_shared<Clock>(*views[members[0]].base);
-  const Clock* merged = views[members[0]].base.get();
-  for (int m = 1; m < count; ++m) {
-    const Clock* base = views[members[m]].base.get();
-    if (base == merged) continue;  // neighbours mostly share one
-    merged = base;
-    for (std::size_t i = 0; i < joined->size(); ++i)
-      (*joined)[i] = std::max((*joined)[i], (*base)[i]);
+Epoch epoch_of(int thread, const Place& place) {
+  return {views[thread].own, static_cast<u16>(thread), place_id(place)};
+}
+
+Epoch epoch_of(Beside engine, int index, u32 number, const Place& place) {
+  return {number, static_cast<u16>(agent_of(engine, index)), place_id(place)};
+}
+
+}  // namespace
+
+void race_shared(Access kind, u32 offset, int bytes, int thread, const Place& place) {
+  access_shared(kind, offset, bytes, {thread, false}, epoch_of(thread, place), place);
+}
+
+void race_global(Access kind, const void* pointer, int bytes, int thread, const Place& place) {
+  access_global(kind, pointer, bytes, {thread, false}, epoch_of(thread, place), place);
+}
+
+void race_must_see(u32 offset, int bytes, int thread, const Place& place) {
+  for (u32 i = offset / 4; i <= (offset + static_cast<u32>(bytes) - 1) / 4; ++i) {
+    Cell& cell = shared_cell(i);
+    if (cell.write.clock == 0 || ordered(cell.write, thread)) continue;
+    report_race("a write it relies on", describe_shared(offset), thread, place, cell.write);
+    cell.write.clock = 0;
+    return;
   }
-  for (int m = 0; m < count; ++m) {
-    const std::size_t thread = static_cast<std::size_t>(members[m]);
-    (*joined)[thread] = std::max((*joined)[thread], views[thread].own);
-    u32& copies = (*joined)[static_cast<std::size_t>(run.threads) + thread];
-    copies = std::max(copies, views[thread].copies);
-  }
-  for (int m = 0; m < count; ++m) {
-    View& view = views[members[m]];
-    view.base = joined;
-    view.own += 1;
-  }
+}
+
+void race_async_write(u32 offset, int bytes, int thread, u32 group, const Place& place) {
+  access_shared(Access::kWrite, offset, bytes, {thread, false},
+                epoch_of(Beside::kCopies, thread, group, place), place);
+}
+
+void race_proxy_shared(Access kind, u32 offset, int bytes, Beside engine, int index, u32 number,
+                       int thread, const Place& place) {
+  access_shared(kind, offset, bytes, {thread, true}, epoch_of(engine, index, number, place), place);
+}
+
+void race_proxy_global(Access kind, const void* pointer, int bytes, Beside engine, int index,
+                       u32 number, int thread, const Place& place) {
+  access_global(kind, pointer, bytes, {thread, true}, epoch_of(engine, index, number, place),
+                place);
 }
 
 }  // namespace emulator

@@ -24,8 +24,9 @@ _FRAME = re.compile(r"^\s+#\d+ 0x[0-9a-f]+ (?:in )?.*?(?P<file>[^\s():]+):(?P<li
 class Finding:
     """One broken rule. `kind` is its class; `file` and `line` say where in the kernel's text, as people read it.
 
-    Kinds: race, deadlock, divergence, out-of-bounds, misaligned, read-only, uninitialised, in-flight, barrier, operand,
-    crash, timeout, address (AddressSanitizer), undefined (UndefinedBehaviorSanitizer).
+    Kinds: race, deadlock, divergence, out-of-bounds, misaligned, read-only, uninitialised, in-flight, barrier, fence,
+    operand, state (counters that a launch must leave at 0), crash, timeout, address (AddressSanitizer), undefined
+    (UndefinedBehaviorSanitizer).
     """
 
     kind: str

@@ -53,7 +53,7 @@ def emulate(
     return emulate_text(
         host_text(source),
         arguments,
-        pointers=pointer_offsets([(field.size, field.is_pointer) for field in source.arguments]),
+        pointers=pointer_offsets(source.arguments),
         grid=grid,
         threads=threads,
         smem_bytes=smem_bytes,
@@ -92,7 +92,7 @@ def emulate_text(
     chosen = range(grid) if blocks is None else blocks
     if len(chosen) and not (chosen.step > 0 and chosen[0] >= 0 and chosen[-1] < grid):
         raise EmulatorError(f"The blocks to run must be ascending and inside the grid of {grid}, but got {chosen}.")
-    job = Job(arguments, pointers, buffers, threads, smem_bytes, chosen, schedule, seed)
+    job = Job(arguments, pointers, buffers, threads, smem_bytes, chosen, schedule, seed, grid)
     encoded = job.encode()
     program = build.kernel_program(text, flavour)
     with tempfile.TemporaryDirectory(prefix="flashsmith-emulator-") as name:

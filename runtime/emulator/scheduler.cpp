@@ -58,6 +58,19 @@ int pick(bool leave_warp) {
   return warp * kWarpSize + random_bit(warps[warp].ready);
 }
 
+// The thread to run next when the current one cannot; late work goes on where no thread can.
+int pick_another() {
+  int next = pick(false);
+  while (next < 0) {
+    bool worked = false;
+    for (const Feature& feature : features())
+      worked = worked || (feature.idle != nullptr && feature.idle());
+    if (!worked) return -1;
+    next = pick(false);
+  }
+  return next;
+}
+
 void clear_ready(int thread) {
   Warp& warp = warps[warp_of(thread)];
   warp.ready &= ~(1u << lane_of(thread));
@@ -84,7 +97,7 @@ void thread_main() {
   }
   threads[current].exited = true;
   clear_ready(current);
-  switch_to(pick(false));
+  switch_to(pick_another());
   __builtin_unreachable();
 }
 
@@ -145,7 +158,7 @@ void wait_here(const Place& place) {
   threads[current].place = place;
   threads[current].waits = true;
   clear_ready(current);
-  switch_to(pick(false));
+  switch_to(pick_another());
 }
 
 void let_others_run() {
@@ -207,3 +220,4 @@ void run_block(long long block) {
 
 extern "C" int emulator_thread_index() { return emulator::current; }
 extern "C" long long emulator_block_index() { return emulator::run.block; }
+extern "C" long long emulator_grid_size() { return emulator::run.grid; }

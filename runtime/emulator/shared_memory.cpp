@@ -15,6 +15,7 @@ void begin_block_of_shared_memory() {
   const std::size_t chunks = (smem.size() + kChunk - 1) / kChunk;
   chunk_written.assign(chunks, 0);
   chunk_in_flight.assign(chunks, 0);
+  chunk_readers.assign(chunks, 0);
 }
 
 const bool shared_memory_registered = add_feature({.block_begin = begin_block_of_shared_memory});
@@ -26,15 +27,21 @@ u16 byte_mask(u32 offset, int bytes) {
 void check_not_in_flight(u32 offset, const char* what, const Place& place) {
   const int owner = chunk_in_flight[offset / kChunk];
   if (owner == 0) return;
+  const std::string copy =
+      owner == kTmaLoad ? std::string("a TMA load") : "a cp.async of " + describe_thread(owner - 1);
   report("in-flight", place,
-         format("%s %s %s while a cp.async of %s into these bytes has not been waited for",
+         format("%s %s %s while %s into these bytes has not been waited for",
                 describe_thread(current).c_str(), what, describe_shared(offset).c_str(),
-                describe_thread(owner - 1).c_str()));
+                copy.c_str()));
 }
 
 }  // namespace
 
 u32 shared_offset(u32 address, int bytes, const Place& place) {
+  return shared_range(address, bytes, bytes, place);
+}
+
+u32 shared_range(u32 address, int bytes, int alignment, const Place& place) {
   const u32 tag = address >> kRegionShift;
   const u32 offset = address & ((1u << kRegionShift) - 1);
   if (tag == 0 || tag > regions.size()) {
@@ -54,10 +61,11 @@ u32 shared_offset(u32 address, int bytes, const Place& place) {
                   region.bytes));
     abort_block();
   }
-  if (offset % static_cast<u32>(bytes) != 0) {
+  if (offset % static_cast<u32>(alignment) != 0) {
     report("misaligned", place,
            format("%s uses %d bytes at %s: the address must be a multiple of %d",
-                  describe_thread(current).c_str(), bytes, describe_shared(offset).c_str(), bytes));
+                  describe_thread(current).c_str(), bytes, describe_shared(offset).c_str(),
+                  alignment));
     abort_block();
   }
   return offset;
@@ -85,6 +93,12 @@ void check_shared_read(u32 offset, int bytes, const Place& place) {
 
 void check_shared_write(u32 offset, int bytes, const Place& place) {
   check_not_in_flight(offset, "writes", place);
+  if (chunk_readers[offset / kChunk] != 0) {
+    report(
+        "in-flight", place,
+        format("%s overwrites %s while a wgmma or TMA store that reads it has not been waited for",
+               describe_thread(current).c_str(), describe_shared(offset).c_str()));
+  }
   chunk_written[offset / kChunk] |= byte_mask(offset, bytes);
 }
 

@@ -1,6 +1,7 @@
 """The time of a config, estimated from its resources: for seeds, for ranking without a GPU, never for a claim.
 
-Per tile (K_j, V_j) of one block, in cycles of one SM with b resident blocks, W warps each (Ampere forward):
+The Hopper forward's model is in `cost_model_sm90.py`. Per tile (K_j, V_j) of one block, in cycles of one SM with b
+resident blocks, W warps each (Ampere forward):
 
 - tensor    ceil(b W / 4) * (mma per warp) * 2048 / (mma_fma / 4): each of the SM's 4 partitions has a tensor core;
 - softmax   ceil(b W / 4) * (the slower of ex2 and fp32 + `BESIDE` of the other, for each waits for the other): 1 ex2
@@ -30,12 +31,14 @@ tests/tune/test_replay.py holds both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...generator.arch import Arch
 from ...generator.families.base import Family, KernelConfig
+from ...generator.families.forward_sm90 import REGISTERS
 from ...generator.spec import AttentionSpec, ProblemShape
+from .cost_model_sm90 import launch_cycles, tile_cost
 from .gpus import GpuModel
 from .tiles import TileCounter
 
@@ -87,42 +90,83 @@ def estimate(
     model = _MODELS.get(family.name)
     if model is None:
         return None
-    need = family.resources(spec, config)
-    held = registers if registers else min(need.registers, need.register_cap)
-    resident = arch.blocks_per_sm(threads=need.threads, registers=held, smem_bytes=need.smem_bytes)
-    if resident < 1:
-        return None
     values: Any = config
     row_tiles = tiles.visited(values.B_r, values.B_c)
-    heads = shape.batch * shape.nheads
-    num_blocks = len(row_tiles) * heads
-    work, longest = sum(row_tiles) * heads, max(row_tiles, default=0)
-    if not work:
-        return Estimate(LAUNCH_MS, resident, 0.0, "launch", held, 0.0)
+    found = model(_Case(family, spec, config, arch, gpu, row_tiles, shape.batch * shape.nheads, registers))
+    if found is None or not sum(row_tiles):
+        return None if found is None else replace(found, ms=LAUNCH_MS, waves=0.0, bound_by="launch")
+    memory_ms = _compulsory_bytes(spec, shape) / (gpu.memory_gbps * 1e6)
+    return replace(found, ms=max(found.ms + LAUNCH_MS, memory_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One config at one shape: `row_tiles` counts the tiles that each block of rows of a head visits."""
+
+    family: Family
+    spec: AttentionSpec
+    config: Any
+    arch: Arch
+    gpu: GpuModel
+    row_tiles: tuple[int, ...]
+    heads: int
+    registers: int | None
+
+
+def _forward_sm90(case: _Case) -> Estimate | None:
+    config, spec = case.config, case.spec
+    need = case.family.resources(spec, config)
+    producer, consumer = REGISTERS[config.num_warpgroups]
+    held = (producer + config.num_warpgroups * consumer) // (config.num_warpgroups + 1)
+    resident = case.arch.blocks_per_sm(threads=need.threads, registers=held, smem_bytes=need.smem_bytes)
+    if resident < 1:
+        return None
+    tile = tile_cost(spec, config)
+    cycles = launch_cycles(spec, config, case.row_tiles, case.heads, case.gpu.sm_count) if sum(case.row_tiles) else 0.0
+    flops = 2.0 * config.B_r * config.B_c * (spec.head_dim + spec.head_dim_v)
+    return Estimate(
+        ms=cycles / (case.gpu.clock_ghz * 1e6),
+        blocks_per_sm=resident,
+        waves=len(case.row_tiles) * case.heads / case.gpu.sm_count,
+        bound_by=tile.bound_by,
+        registers=case.registers or held,
+        smem_bytes_per_flop=tile.smem_bytes / flops,
+    )
+
+
+def _forward_sm80(case: _Case) -> Estimate | None:
+    spec, config, gpu, row_tiles = case.spec, case.config, case.gpu, case.row_tiles
+    need = case.family.resources(spec, config)
+    held = case.registers if case.registers else min(need.registers, need.register_cap)
+    resident = case.arch.blocks_per_sm(threads=need.threads, registers=held, smem_bytes=need.smem_bytes)
+    if resident < 1:
+        return None
+    num_blocks = len(row_tiles) * case.heads
+    work, longest = sum(row_tiles) * case.heads, max(row_tiles, default=0)
     slots = gpu.sm_count * resident
 
     def block_cycles(blocks_on_sm: int, num_tiles: float) -> float:
-        return num_tiles * model(spec, config, gpu, blocks_on_sm).cycles + PROLOGUE_CYCLES
+        return num_tiles * _forward_sm80_round(spec, config, gpu, blocks_on_sm).cycles + PROLOGUE_CYCLES
 
+    cycles = 0.0
     if len(set(row_tiles)) == 1:
         full, rest = divmod(num_blocks, slots)
         cycles = full * block_cycles(resident, longest)
         if rest:
             cycles += block_cycles(-(-rest // gpu.sm_count), longest)
-    else:
+    elif work:
         filled = min(resident, -(-num_blocks // gpu.sm_count))
         mean = work / num_blocks
-        tail = 0.25 * mean if values.schedule == "longest_first" else 0.5 * longest
+        tail = 0.25 * mean if config.schedule == "longest_first" else 0.5 * longest
         rounds = max(float(longest), work / (gpu.sm_count * filled) + tail)
-        cycles = rounds * model(spec, config, gpu, filled).cycles + PROLOGUE_CYCLES * max(1.0, num_blocks / slots)
-    ms = cycles / (gpu.clock_ghz * 1e6) + LAUNCH_MS
-    ms = max(ms, _compulsory_bytes(spec, shape) / (gpu.memory_gbps * 1e6))
-    flops = 4.0 * values.B_r * values.B_c * (spec.head_dim + spec.head_dim_v) / 2
+        one = _forward_sm80_round(spec, config, gpu, filled).cycles
+        cycles = rounds * one + PROLOGUE_CYCLES * max(1.0, num_blocks / slots)
+    flops = 4.0 * config.B_r * config.B_c * (spec.head_dim + spec.head_dim_v) / 2
     return Estimate(
-        ms=ms,
+        ms=cycles / (gpu.clock_ghz * 1e6),
         blocks_per_sm=resident,
         waves=num_blocks / slots,
-        bound_by=model(spec, config, gpu, resident).bound_by,
+        bound_by=_forward_sm80_round(spec, config, gpu, resident).bound_by,
         registers=held,
         smem_bytes_per_flop=_ldmatrix_bytes(spec, config) / flops,
     )
@@ -182,5 +226,5 @@ def _chunks(head_dim: int) -> int:
     return (head_dim + 15) // 16 * 2
 
 
-#: Kernel family -> cycles of one round. A family without an entry is searched without a prior.
-_MODELS: dict[str, Callable[[AttentionSpec, Any, GpuModel, int], _Round]] = {"forward_sm80": _forward_sm80_round}
+#: Kernel family -> the estimate but for the launch and the memory's floor. Without an entry: searched without a prior.
+_MODELS: dict[str, Callable[[_Case], Estimate | None]] = {"forward_sm80": _forward_sm80, "forward_sm90": _forward_sm90}

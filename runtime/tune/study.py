@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...generator.errors import TuneError
-from ...generator.families import families_for, family_named
+from ...generator.families import choose_family
 from ...generator.families.base import Family, KernelConfig
 from ...generator.spec import AttentionSpec
 from ..store import save_records
@@ -185,9 +185,7 @@ def _predict(
 
 
 def _family(request: TuneRequest, spec: AttentionSpec) -> Family:
-    if request.family is None:
-        return families_for(spec, request.arch)[0]
-    return family_named(request.family)
+    return choose_family(spec, request.arch, name=request.family or "").family
 
 
 def _model_of(request: TuneRequest, identity: Identity) -> GpuModel:

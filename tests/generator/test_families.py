@@ -122,11 +122,11 @@ def test_the_registry_finds_and_refuses() -> None:
 
 def test_the_grid_covers_every_row_once_and_refuses_more_than_a_launch_takes() -> None:
     spec = AttentionSpec(head_dim=64)
-    geometry = FAMILY.geometry(spec, config(), ProblemShape(3, 129, 7, 40000, 40000))
+    geometry = FAMILY.geometry(spec, config(), ProblemShape(3, 129, 7, 40000, 40000), sm_count=132)
     assert geometry.grid == (2 * 3 * 40000, 1, 1)
     assert geometry.threads == 128
     with pytest.raises(ConfigError, match="2147483647 thread blocks"):
-        FAMILY.geometry(spec, config(), ProblemShape(1 << 20, 1, 1, 1 << 12, 1))
+        FAMILY.geometry(spec, config(), ProblemShape(1 << 20, 1, 1, 1 << 12, 1), sm_count=132)
 
 
 @pytest.mark.parametrize("shape", [ProblemShape(1, 5, 0, 1, 1), ProblemShape(2, 70000, 1 << 20, 48, 8)])

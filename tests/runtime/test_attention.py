@@ -20,9 +20,9 @@ from flashsmith.runtime import attention as module
 from flashsmith.runtime.attention import attention, explain, last_plan, reset, use_backend
 
 
-@pytest.fixture
-def gpu():
-    backend = FakeBackend()
+@pytest.fixture(params=["sm_80", "sm_90"])
+def gpu(request):
+    backend = FakeBackend(request.param)
     with use_backend(backend):
         yield backend
 
@@ -134,7 +134,8 @@ def test_last_plan_names_config_and_source(gpu):
     q, k, v = qkv()
     attention(q, k, v, causal=True)
     record = last_plan()
-    assert record.family == "forward_sm80" and record.arch == "sm_90"
+    assert record.family == {"sm_80": "forward_sm80", "sm_90": "forward_sm90"}[gpu.arch_name]
+    assert record.arch == gpu.arch_name
     assert record.config == gpu.launches[0].config
     assert record.source in ("user", "packaged", "nearest", "default")
     assert record.cubin_key == f"key of {record.config}"
@@ -272,8 +273,9 @@ def test_the_host_cost_of_a_repeated_call(gpu):
     ],
     ids=["plain", "causal", "window and softcap", "alibi"],
 )
-def test_attention_through_the_emulator(call):
-    emulator = Device("emulator")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_attention_through_the_emulator(call, arch):
+    emulator = Device("emulator", arch)
     q, k, v = qkv(b=1, dtype=torch.bfloat16)
     out, _ = emulator.check(q, k, v, **call)
     assert torch.equal(emulator.attention(q, k, v, **call), out)

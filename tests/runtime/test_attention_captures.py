@@ -16,9 +16,9 @@ from flashsmith.runtime import attention as module
 from flashsmith.runtime.attention import attention, use_backend
 
 
-@pytest.fixture
-def gpu():
-    backend = FakeBackend()
+@pytest.fixture(params=["sm_80", "sm_90"])
+def gpu(request):
+    backend = FakeBackend(request.param)
     with use_backend(backend):
         yield backend
 

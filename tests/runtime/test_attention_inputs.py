@@ -17,9 +17,9 @@ from flashsmith.runtime import tensors
 from flashsmith.runtime.attention import attention, last_plan, use_backend
 
 
-@pytest.fixture
-def gpu():
-    backend = FakeBackend()
+@pytest.fixture(params=["sm_80", "sm_90"])
+def gpu(request):
+    backend = FakeBackend(request.param)
     with use_backend(backend):
         yield backend
 

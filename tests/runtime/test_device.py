@@ -55,7 +55,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(driver, "load_function", load_function)
     monkeypatch.setattr(driver, "launch", lambda *args: seen.launched.append(args))
     monkeypatch.setattr(driver, "unload", seen.unloaded.append)
-    properties = SimpleNamespace(major=9, minor=0, name="NVIDIA H200")
+    properties = SimpleNamespace(major=9, minor=0, name="NVIDIA H200", multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     return seen
 
@@ -107,8 +107,8 @@ def test_a_kernel_that_spills_runs_with_a_warning(calls, caplog):
 
 def test_the_architecture_comes_from_the_device(calls, monkeypatch):
     backend = CudaBackend()
-    assert backend.arch(0).name == "sm_90" and backend.device_name(0) == "NVIDIA H200"
-    old = SimpleNamespace(major=6, minor=1, name="NVIDIA GTX 1080")
+    assert backend.arch(0).name == "sm_90" and backend.device_name(0) == "NVIDIA H200" and backend.sm_count(0) == 132
+    old = SimpleNamespace(major=6, minor=1, name="NVIDIA GTX 1080", multi_processor_count=20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: old)
     assert backend.arch(0).name == "sm_90"  # asked once a device
     with pytest.raises(ArchError, match=r"8\.0 or newer.*found 6\.1"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from helpers_tune import ARCH, DEFAULT, DEVICE, SHAPE, SPACE, SPEC, FakeBench, FakePool, record, unit_hash, valley_ms
+from helpers_tune import ARCH, DEFAULT, DEVICE, FAMILY, SHAPE, SPACE, SPEC, FakeBench, FakePool, record, unit_hash, valley_ms
 
 from flashsmith.generator.errors import TuneError
 from flashsmith.generator.rendering import render
@@ -34,7 +34,8 @@ def run(monkeypatch):
 
     def tune(bench, *, pool=None, progress=None, **changes):
         monkeypatch.setattr(study, "CompilePool", lambda *a, **k: pool or FakePool())
-        values = {"problem": TuneProblem(head_dim=64), "shapes": (SHAPE,), "arch": ARCH, "trials": 40, **changes}
+        values = {"problem": TuneProblem(head_dim=64), "shapes": (SHAPE,), "arch": ARCH, "trials": 40}
+        values |= {"family": FAMILY.name, **changes}
         return study.tune(TuneRequest(**values), bench=bench, progress=progress)
 
     return tune

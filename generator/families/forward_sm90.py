@@ -1,0 +1,280 @@
+"""Forward attention for Hopper (sm_90a): TMA copies, WGMMA products, one producer and up to four consumer warpgroups.
+
+A thread block owns 64 rows per consumer warpgroup. One producer thread keeps K_j and V_j coming; the products
+S_ij = Q_i K_j^T and, of the tile before, O_i += P V run while the other warpgroups compute their softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar
+
+from ..arch import MAX_THREADS_PER_BLOCK, Arch
+from ..errors import ConfigError
+from ..language.bounds import kv_bounds
+from ..language.cuda import render_mods
+from ..language.rules import ZERO
+from ..spec import AttentionSpec, ProblemShape
+from .base import ArgumentField, Exclusion, Family, KernelConfig, LaunchGeometry, Resources, TensorMapField
+from .forward_sm80 import OVERHEAD_REGISTERS, SECTION_BYTES, chunks_of
+
+SOFTMAX = ("exact", "optimistic")
+SCHEDULES = ("grid", "static", "dynamic")
+WARPGROUP_THREADS = 128
+WARPGROUP_ROWS = 64
+#: Consumer warpgroups -> registers per thread of (the producer, a consumer). With the launch's own registers times its
+#: threads as the sum, setmaxnreg moves them from the producer to the consumers.
+REGISTERS = {1: (56, 240), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
+#: TMA's limits on a stride in bytes (cuTensorMapEncodeTiled): a multiple of 16, below 2^40.
+MAX_STRIDE_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ForwardSm90Config(KernelConfig):
+    """Choices of the Hopper forward.
+
+    - `num_warpgroups` consumers of 64 rows each; `B_c` rows of K_j and V_j, a multiple of 16.
+    - `num_stages`: buffers for K and for V. `q_stages` 2: the next tile's Q_i is loaded during this one's epilogue.
+    - `softmax`: "exact" takes each tile's row maximum; "optimistic" keeps the earlier one while nothing overflows.
+    - `pingpong`: warpgroups take turns to issue their products.
+    - `schedule`: "grid" gives a block one tile of rows, longest first; "static" spreads the tiles evenly over one block
+      per SM; "dynamic" lets each of these draw the next tile, longest first, from a counter.
+    """
+
+    family: ClassVar[str] = "forward_sm90"
+
+    num_warpgroups: int
+    B_c: int
+    num_stages: int
+    q_stages: int
+    softmax: str
+    pingpong: bool
+    schedule: str
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_warpgroups <= max(REGISTERS):
+            raise ConfigError(f"num_warpgroups must be from 1 to {max(REGISTERS)}, but got {self.num_warpgroups}.")
+        if not 16 <= self.B_c <= 256 or self.B_c % 16:
+            raise ConfigError(f"B_c must be a multiple of 16 from 16 to 256, but got {self.B_c}.")
+        if self.num_stages < 2:
+            raise ConfigError(f"num_stages must be at least 2, but got {self.num_stages}.")
+        if self.q_stages not in (1, 2):
+            raise ConfigError(f"q_stages must be 1 or 2, but got {self.q_stages}.")
+        for name, value, known in (("softmax", self.softmax, SOFTMAX), ("schedule", self.schedule, SCHEDULES)):
+            if value not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, but got {value!r}.")
+
+    @property
+    def B_r(self) -> int:
+        return WARPGROUP_ROWS * self.num_warpgroups
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP_THREADS * (self.num_warpgroups + 1)
+
+
+def tile_bytes(rows: int, chunks: int) -> int:
+    """Bytes of `rows` rows in shared memory: parts of 64 columns, 128 bytes a row, whatever of them is used."""
+    return rows * ((chunks + 7) // 8) * 128
+
+
+class ForwardSm90(Family):
+    """TMA + WGMMA forward for compute capability 9.0."""
+
+    name = "forward_sm90"
+    op = "forward"
+    config_type = ForwardSm90Config
+    entry = "flashsmith_forward_sm90"
+    # A branch between a product's issue and its wait makes ptxas serialise the products (C7511).
+    branch_free_mods = True
+    sections = (
+        ("header", "common/header.jinja"),
+        ("types", "sm90/forward_types.jinja"),
+        ("primitives", "sm90/primitives.jinja"),
+        ("kernel", "sm90/forward.jinja"),
+    )
+
+    def unsupported_reason(self, spec: AttentionSpec, arch: Arch) -> str | None:
+        if spec.op != "forward":
+            return f"it does op 'forward', not {spec.op!r}."
+        if arch.cc != (9, 0):
+            return f"it needs compute capability 9.0 (WGMMA), {arch} has {arch.cc[0]}.{arch.cc[1]}."
+        return None
+
+    def layout_reason(self, strides: Mapping[str, tuple[int, ...]], shape: ProblemShape) -> str | None:
+        sizes = {
+            "q": (shape.batch, shape.seqlen_q, shape.nheads),
+            "k": (shape.batch, shape.seqlen_k, shape.nheads_k),
+            "v": (shape.batch, shape.seqlen_k, shape.nheads_k),
+        }
+        for name, of_tensor in strides.items():
+            for size, stride in zip(sizes[name], of_tensor, strict=True):
+                if size > 1 and not 0 < stride < MAX_STRIDE_BYTES // 2:
+                    return f"its copy engine takes strides from 1 element to 1 TiB, but {name} has {of_tensor}."
+        return None
+
+    def target(self, arch: Arch) -> str:
+        return f"{arch.name}a"
+
+    def candidates(self, spec: AttentionSpec, arch: Arch) -> Iterator[ForwardSm90Config]:
+        for values in product(
+            (1, 2, 3, 4),
+            (48, 64, 80, 96, 112, 128, 144, 160, 176, 192),
+            (2, 3),
+            (1, 2),
+            SOFTMAX,
+            (False, True),
+            SCHEDULES,
+        ):
+            yield ForwardSm90Config(*values)
+
+    def resources(self, spec: AttentionSpec, config: KernelConfig) -> Resources:
+        assert isinstance(config, ForwardSm90Config)
+        chunks, chunks_v = chunks_of(spec.head_dim), chunks_of(spec.head_dim_v)
+        q_bytes = config.num_warpgroups * config.q_stages * tile_bytes(WARPGROUP_ROWS, max(chunks, chunks_v))
+        kv_bytes = config.num_stages * (tile_bytes(config.B_c, chunks) + tile_bytes(config.B_c, chunks_v))
+        barriers = 2 * config.q_stages + 4 * config.num_stages + (5 if config.schedule == "dynamic" else 0)
+        output, scores, probabilities = chunks_v * 4, config.B_c // 2, config.B_c // 4
+        return Resources(
+            threads=config.threads,
+            smem_bytes=q_bytes + kv_bytes + 8 * barriers,
+            registers=output + scores + probabilities + OVERHEAD_REGISTERS,
+            register_cap=REGISTERS[config.num_warpgroups][1],
+        )
+
+    def exclusion(self, spec: AttentionSpec, config: KernelConfig, arch: Arch) -> Exclusion | None:
+        assert isinstance(config, ForwardSm90Config)
+        need = self.resources(spec, config)
+        if need.threads > MAX_THREADS_PER_BLOCK:
+            return Exclusion(
+                "threads",
+                f"num_warpgroups={config.num_warpgroups} needs {need.threads} threads; {arch} allows"
+                f" {MAX_THREADS_PER_BLOCK} per block. Lower num_warpgroups.",
+            )
+        if need.smem_bytes > arch.smem_per_block:
+            return Exclusion(
+                "shared memory",
+                f"num_warpgroups={config.num_warpgroups}, B_c={config.B_c}, num_stages={config.num_stages},"
+                f" q_stages={config.q_stages} need {need.smem_bytes} bytes of shared memory; {arch} allows"
+                f" {arch.smem_per_block}. Lower B_c or q_stages.",
+            )
+        if need.registers > need.register_cap:
+            return Exclusion(
+                "registers",
+                f"B_c={config.B_c} keeps {need.registers} registers a thread alive; num_warpgroups="
+                f"{config.num_warpgroups} leaves a consumer {need.register_cap}. Lower B_c or num_warpgroups.",
+            )
+        if config.pingpong and config.num_warpgroups == 1:
+            return Exclusion("pingpong", "pingpong needs two warpgroups to take turns. Use pingpong=False.")
+        if config.schedule == "grid" and config.q_stages > 1:
+            return Exclusion("q_stages", "A block with one tile of rows loads one Q_i. Use q_stages=1.")
+        if spec.mask is None and config.schedule == "dynamic":
+            return Exclusion(
+                "schedule", "Without a mask every block of rows takes equally long. Use schedule=static."
+            )
+        return None
+
+    def default_configs(self, spec: AttentionSpec, arch: Arch) -> tuple[ForwardSm90Config, ...]:
+        # At head dims beyond 192 a tile index that is no constant of the block costs more than its order gains.
+        wide = max(spec.head_dim, spec.head_dim_v) > 192
+        schedule = "static" if spec.mask is None else "grid" if wide else "dynamic"
+        configs = [
+            ForwardSm90Config(num_warpgroups, B_c, 2, q_stages, softmax, pingpong, schedule)
+            for num_warpgroups, B_c, q_stages, softmax, pingpong in _preferred(spec)
+        ]
+        return tuple(config for config in configs if self.exclusion(spec, config, arch) is None)
+
+    def arguments(self, spec: AttentionSpec) -> tuple[ArgumentField, ...]:
+        fields = [
+            ArgumentField("TensorMap", "q_map", "(batch, nheads, seqlen_q, head_dim)"),
+            ArgumentField("TensorMap", "k_map", "(batch, nheads_k, seqlen_k, head_dim)"),
+            ArgumentField("TensorMap", "v_map", "(batch, nheads_k, seqlen_k, head_dim_v)"),
+            ArgumentField("TensorMap", "o_map", "(batch, nheads, seqlen_q, head_dim_v)"),
+            ArgumentField("float*", "lse", "(batch, nheads, seqlen_q), or null"),
+            ArgumentField("int*", "next_tile", "two counters, 0 before and after every launch"),
+        ]
+        mods = [ArgumentField(*argument) for argument in render_mods(spec.mask, spec.score).arguments]
+        fields += [field for field in mods if field.size == 8]
+        fields += [
+            ArgumentField("int", "seqlen_q", "rows of Q and O"),
+            ArgumentField("int", "seqlen_k", "rows of K and V"),
+            ArgumentField("int", "nheads", "heads of Q and O"),
+            ArgumentField("int", "group_size", "nheads / nheads_k"),
+            ArgumentField("int", "num_tiles", "tiles of B_r rows of all heads"),
+            ArgumentField("int", "num_row_tiles", "T_r = ceil(seqlen_q / B_r)"),
+            ArgumentField("int", "num_heads_total", "batch * nheads"),
+            ArgumentField("int", "section_heads", "heads that run together, longest rows first"),
+            ArgumentField("float", "softmax_scale", "factor of Q K^T"),
+            ArgumentField("float", "softmax_scale_log2", "softmax_scale * log2(e)"),
+        ]
+        fields += [field for field in mods if field.size == 4]
+        return tuple(fields)
+
+    def tensor_maps(self, spec: AttentionSpec, config: KernelConfig) -> tuple[TensorMapField, ...]:
+        assert isinstance(config, ForwardSm90Config)
+        return (
+            TensorMapField("q_map", "q", WARPGROUP_ROWS),
+            TensorMapField("k_map", "k", config.B_c),
+            TensorMapField("v_map", "v", config.B_c),
+            TensorMapField("o_map", "o", WARPGROUP_ROWS),
+        )
+
+    def draws_tiles(self, config: KernelConfig) -> bool:
+        assert isinstance(config, ForwardSm90Config)
+        return config.schedule == "dynamic"
+
+    def geometry(
+        self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape, *, sm_count: int
+    ) -> LaunchGeometry:
+        assert isinstance(config, ForwardSm90Config)
+        need = self.resources(spec, config)
+        tiles = -(-shape.seqlen_q // config.B_r) * shape.batch * shape.nheads
+        if tiles + sm_count >= 1 << 31:
+            raise ConfigError(
+                f"A launch takes at most 2147483647 tiles; {shape} with B_r={config.B_r} needs {tiles}. Split the batch."
+            )
+        grid = tiles if config.schedule == "grid" else min(tiles, sm_count)
+        return LaunchGeometry(grid=(grid, 1, 1), threads=need.threads, smem_bytes=need.smem_bytes)
+
+    def schedule_arguments(
+        self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape
+    ) -> Mapping[str, int]:
+        assert isinstance(config, ForwardSm90Config)
+        kv_bytes = 2 * shape.seqlen_k * (spec.head_dim + spec.head_dim_v)
+        heads = SECTION_BYTES // max(kv_bytes, 1) * shape.gqa_ratio if shape.nheads else 0
+        total = shape.batch * shape.nheads
+        row_tiles = -(-shape.seqlen_q // config.B_r)
+        return {
+            "num_tiles": row_tiles * total,
+            "num_row_tiles": row_tiles,
+            "num_heads_total": total,
+            "section_heads": max(1, min(heads, total)),
+        }
+
+    def render_context(self, spec: AttentionSpec, config: KernelConfig, arch: Arch) -> dict[str, Any]:
+        assert isinstance(config, ForwardSm90Config)
+        producer, consumer = REGISTERS[config.num_warpgroups]
+        return {
+            "chunks": chunks_of(spec.head_dim),
+            "chunks_v": chunks_of(spec.head_dim_v),
+            "producer_registers": producer,
+            "consumer_registers": consumer,
+            # A mask that hides keys on the left too cuts tiles there.
+            "left_edge": spec.mask is not None and kv_bounds(spec.mask).visit_begin is not ZERO,
+            "mma": {"fp16": "f16", "bf16": "bf16"}[spec.dtype],
+            "cvt": {"fp16": "f16", "bf16": "bf16"}[spec.dtype],
+        }
+
+
+def _preferred(spec: AttentionSpec) -> tuple[tuple[int, int, int, str, bool], ...]:
+    """(num_warpgroups, B_c, q_stages, softmax, pingpong), the fastest first on an H200; later ones take fewer registers."""
+    widest = max(spec.head_dim, spec.head_dim_v)
+    if widest <= 64:
+        return ((3, 128, 2, "optimistic", True), (3, 96, 2, "optimistic", True), (2, 64, 2, "exact", False))
+    if widest <= 128:
+        return ((2, 128, 2, "optimistic", False), (2, 96, 2, "optimistic", False), (2, 64, 2, "exact", False))
+    if widest <= 192:
+        return ((2, 96, 1, "optimistic", False), (2, 80, 1, "optimistic", False), (2, 64, 1, "exact", False))
+    return ((2, 80, 1, "optimistic", False), (2, 64, 1, "optimistic", False), (2, 64, 1, "exact", False))

@@ -1,0 +1,137 @@
+"""The Hopper cases of the conformance program: the engine against NumPy, and each text compiled for a GPU."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsmith.generator.errors import MissingComponentError
+from flashsmith.runtime.emulator import conformance
+from flashsmith.runtime.emulator.conformance_hopper import _COORDINATES, HopperCase, hopper_cases
+from flashsmith.runtime.emulator.conformance_layouts import product, swizzled
+
+CASES = {case.name: case for case in hopper_cases()}
+PRODUCTS = [name for name in CASES if name.startswith("wgmma")]
+#: One N of each kind, and all other layouts.
+FEW_PRODUCTS = [
+    name
+    for name in PRODUCTS
+    if "bf16" not in name or "span 128" not in name or name[10:].split("k")[0] in ("8", "80", "176", "256")
+]
+
+
+def engine(name: str) -> np.ndarray:
+    return conformance.run_on_engine(CASES[name])
+
+
+def boxes(case: HopperCase, coordinates: tuple[int, ...]) -> Any:
+    """(element's place in the box as a byte of shared memory, its index in the tensor or None)."""
+    assert case.map is not None
+    for at in itertools.product(*(range(size) for size in reversed(case.map.box))):
+        offset = 0
+        for size, i in zip(reversed(case.map.box), at, strict=True):
+            offset = offset * size + i
+        index = tuple(c + i for c, i in zip(coordinates, reversed(at), strict=True))
+        inside = all(0 <= i < size for i, size in zip(index, case.map.sizes, strict=True))
+        yield int(swizzled(np.int64(2 * offset), case.map.swizzle)), index if inside else None
+
+
+def element(case: HopperCase, index: tuple[int, ...]) -> int:
+    assert case.map is not None
+    return index[0] + sum(i * stride for i, stride in zip(index[1:], case.map.strides, strict=True)) // 2
+
+
+@pytest.mark.parametrize("swizzle", [16, 32, 64, 128])
+@pytest.mark.parametrize("rank", [3, 4, 5])
+def test_tma_loads_by_their_definition(rank: int, swizzle: int) -> None:
+    case = CASES[f"tma_load_{rank}d swizzle {swizzle}"]
+    source = case.arrays["in"].view(np.uint16)
+    found = engine(case.name).view(np.uint16).reshape(case.blocks, -1)
+    for block, at in enumerate(_COORDINATES):
+        expected = np.zeros(found.shape[1], dtype=np.uint16)
+        for place, index in boxes(case, at[:rank]):
+            expected[place // 2] = 0 if index is None else source[element(case, index)]
+        np.testing.assert_array_equal(found[block], expected)
+
+
+@pytest.mark.parametrize("swizzle", [16, 32, 64, 128])
+@pytest.mark.parametrize("rank", [3, 4, 5])
+def test_tma_stores_by_their_definition(rank: int, swizzle: int) -> None:
+    case = CASES[f"tma_store_{rank}d swizzle {swizzle}"]
+    tile = case.arrays["in"].view(np.uint16)
+    expected = np.full(case.blocks * case.items * 2, 0xFFFF, dtype=np.uint16)
+    for block, at in enumerate(_COORDINATES):
+        for place, index in boxes(case, (*at[: rank - 1], block)):
+            if index is not None:
+                expected[element(case, index)] = tile[place // 2]
+    np.testing.assert_array_equal(engine(case.name).view(np.uint16), expected)
+
+
+@pytest.mark.parametrize("name", FEW_PRODUCTS)
+def test_products_by_their_definition(name: str) -> None:
+    instruction, _, span, kind = name.split(" ")
+    _, shape, _, dtype, form = instruction.split("_")
+    n = int(shape[4:].split("k")[0])
+    made = product(form, dtype, int(span), n, kind)
+    exact = made.a.astype(np.float64) @ made.b.T.astype(np.float64) + made.d
+    found = engine(name).view(np.float32).reshape(128, n // 2)
+    for thread in range(128):
+        warp, lane = divmod(thread, 32)
+        for j in range(n // 2):
+            row, column = 16 * warp + lane // 4 + 8 * (j // 2 % 2), 8 * (j // 4) + 2 * (lane % 4) + j % 2
+            difference = abs(float(found[thread, j]) - exact[row, column])
+            assert difference <= (0.0 if kind == "integers" else 2e-5)
+
+
+def test_rows_of_stmatrix_by_their_definition() -> None:
+    case = CASES["stmatrix_x4"]
+    registers = case.arrays["in"].reshape(4, 4, 32, 4)  # (block, warp, lane, matrix)
+    rows = case.arrays["in2"].reshape(4, 4, 4, 8)  # (block, warp, matrix, row)
+    expected = np.zeros((4, 512, 4), dtype=np.uint32)
+    for block, warp, matrix, row in np.ndindex(rows.shape):
+        expected[block, rows[block, warp, matrix, row]] = registers[block, warp, 4 * row : 4 * row + 4, matrix]
+    np.testing.assert_array_equal(engine("stmatrix_x4"), expected.reshape(-1))
+
+
+def test_barriers_pass_on_what_was_written() -> None:
+    expected = CASES["mbarrier phases"].arrays["in"].reshape(5, 64)[:, ::-1].reshape(-1)
+    np.testing.assert_array_equal(engine("mbarrier phases"), expected)
+    np.testing.assert_array_equal(engine("named barriers"), expected)
+
+
+def test_registers_grid_and_atomics() -> None:
+    case = CASES["setmaxnreg, grid_size"]
+    added = np.repeat(np.array([0, 3, 3], dtype=np.uint32), 128)
+    np.testing.assert_array_equal(engine(case.name).reshape(3, 384), np.tile(case.arrays["in"] + added, (3, 1)))
+    np.testing.assert_array_equal(engine("atomic_add_global_s32, st_global_s32"), [3 * 128 - 1, 1])
+
+
+def test_the_kernels_own_products_are_among_the_cases() -> None:
+    for n in range(8, 257, 8):
+        for form in ("ss", "rs"):
+            assert f"wgmma_m64n{n}k16_f32_bf16_{form} span 128 integers" in CASES
+
+
+def test_texts_compile_for_a_gpu() -> None:
+    from flashsmith.runtime import nvrtc
+
+    try:
+        nvrtc.nvrtc_version()
+    except MissingComponentError as missing:
+        pytest.skip(str(missing))
+    for name in CASES:
+        if name not in PRODUCTS or name in FEW_PRODUCTS[::5]:
+            assert nvrtc.compile_to_cubin(CASES[name].text, "sm_90a").cubin
+
+
+@pytest.mark.gpu
+def test_the_gpu_here_agrees_with_the_engine() -> None:
+    from flashsmith.runtime import driver
+
+    if driver.device_info(0).cc != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    result = conformance.conform(list(CASES.values()))
+    assert [case for case in result["cases"] if not case["passed"]] == []

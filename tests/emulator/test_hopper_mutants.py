@@ -1,0 +1,114 @@
+"""Every statement of a Hopper kernel that orders its threads is needed: without it, the emulator reports.
+
+A mutant lacks one wait, arrival, fence, commit or sync, waits for the other parity or one group too few, or announces
+the wrong number of bytes. It must break a rule in some flavour, or compute something else, for one of the shapes.
+Mutants that mean the same as the kernel are listed with the reason.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from helpers_hopper import hopper_mutants
+from helpers_mutants import Mutant
+
+from flashsmith.generator.arch import ARCHS
+from flashsmith.generator.families.forward_sm90 import ForwardSm90, ForwardSm90Config
+from flashsmith.generator.rendering import render
+from flashsmith.generator.source import KernelSource
+from flashsmith.runtime.emulator.forward import emulate_forward
+from flashsmith.runtime.problem import Problem, problem_of
+
+ARCH = ARCHS["sm_90"]
+FLAVOURS = (("race", "round_robin"), ("plain", "greedy"), ("plain", "random"), ("plain", "reverse_greedy"))
+#: Many tiles of rows that see one tile of keys or none, and a few with several.
+SIZES = ((600, 40), (300, 200))
+PROBLEM = problem_of(dtype="bf16", head_dim=64, causal=True)
+CONFIGS = (
+    ForwardSm90Config(2, 32, 2, 2, "optimistic", True, "dynamic"),
+    ForwardSm90Config(2, 32, 2, 1, "exact", False, "static"),
+)
+#: In the loop over unmasked tiles nothing reads S_ij between the two waits, and K_j's place is taken again only after
+#: V_{j+1}'s, which is released behind the second wait.
+UNMASKED_LOOP = "tiles that every row sees"
+NOT_NEEDED_THERE = ("wgmma_commit_group()", "wgmma_wait_group<1>()")
+
+
+@cache
+def inputs(seqlen_q: int, seqlen_k: int) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    q = torch.randn(1, seqlen_q, 1, 64, dtype=torch.bfloat16)
+    return q, *(torch.randn(1, seqlen_k, 1, 64, dtype=torch.bfloat16) for _ in range(2))
+
+
+def run(config: ForwardSm90Config, source: KernelSource, sizes: tuple[int, int], **options: Any) -> Any:
+    problem: Problem = PROBLEM
+    return emulate_forward(
+        problem.spec, config, ARCH, *inputs(*sizes), mask=problem.mask, source=source, max_blocks=1, **options
+    )
+
+
+@cache
+def source_of(config: ForwardSm90Config) -> KernelSource:
+    return render(PROBLEM.spec, config, ARCH, family=ForwardSm90())
+
+
+@cache
+def expected(config: ForwardSm90Config, sizes: tuple[int, int]) -> torch.Tensor:
+    out, _, report = run(config, source_of(config), sizes)
+    assert report.clean, report
+    return out
+
+
+def reports_something(mutant: Mutant, config: ForwardSm90Config) -> bool:
+    """Whether some flavour has a finding for the mutant, or the kernel's own output differs from it."""
+    for sizes in SIZES:
+        for flavour, schedule in FLAVOURS:
+            out, _, report = run(config, mutant.source, sizes, flavour=flavour, schedule=schedule)
+            if not report.clean or not torch.equal(out, expected(config, sizes)):
+                return True
+    return False
+
+
+def equivalents(config: ForwardSm90Config, mutants: tuple[Mutant, ...]) -> set[str]:
+    """The mutants that mean the same as the kernel: see NOT_NEEDED_THERE."""
+    lines = source_of(config).text.split("\n")
+    begin = next(number for number, line in enumerate(lines, start=1) if UNMASKED_LOOP in line)
+    found = set()
+    for call in NOT_NEEDED_THERE:
+        line = min(m.line for m in mutants if m.line > begin and m.change.endswith(call))
+        found |= {str(m) for m in mutants if m.line == line and m.change.endswith(call)}
+    return found
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_ordering_statement_is_needed(config: ForwardSm90Config) -> None:
+    mutants = tuple(hopper_mutants(source_of(config)))
+    kinds = {mutant.change.split("(")[0].split("<")[0] for mutant in mutants}
+    assert kinds >= {
+        "delete barrier_sync", "delete fence_mbarrier_init", "delete fence_proxy_async", "delete mbarrier_wait",
+        "delete mbarrier_arrive", "delete mbarrier_arrive_expect_tx", "announce nothing in mbarrier_arrive_expect_tx",
+        "delete wgmma_fence", "delete wgmma_commit_group", "delete wgmma_wait_group", "weaken wgmma_wait_group",
+        "delete bulk_commit_group", "delete bulk_wait_group_read", "weaken bulk_wait_group",
+        "delete named_barrier_sync",
+    }  # fmt: skip
+    assert ("delete named_barrier_arrive" in kinds) == config.pingpong
+    assert ("delete warp_sync" in kinds) == (config.schedule == "dynamic")
+    survivors = {str(mutant) for mutant in mutants if not reports_something(mutant, config)}
+    assert survivors == equivalents(config, mutants)
+    assert len(survivors) == 3
+
+
+def test_a_mutant_differs_by_the_one_statement() -> None:
+    lines = source_of(CONFIGS[0]).text.split("\n")
+    mutants = tuple(hopper_mutants(source_of(CONFIGS[0])))
+    assert len(mutants) > 60
+    for mutant in mutants:
+        changed = mutant.source.text.split("\n")
+        assert changed[: mutant.line - 1] == lines[: mutant.line - 1]
+        assert changed != lines
+        tail = len(lines) - mutant.line - 4  # a statement takes up to 3 lines
+        assert changed[-tail:] == lines[-tail:]
