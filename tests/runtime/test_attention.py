@@ -166,7 +166,7 @@ def test_a_user_record_is_used_after_reset(gpu, monkeypatch):
         for c in flashsmith.generator.families.family_named(family).space(gpu.launches[0].spec, gpu.arch(0))
         if c != gpu.launches[0].config
     )
-    monkeypatch.setattr(preparation, "resolve", lambda *_: Resolution(tuned, "user", None, "tuned here"))
+    monkeypatch.setattr(preparation, "choose_config", lambda *_, **__: Resolution(tuned, "user", None, "tuned here"))
     attention(q, k, v)
     assert last_plan().config != tuned
     reset()
