@@ -12,6 +12,11 @@ The rules a mod can rely on:
   that nothing is lost. `//` and `%` round towards minus infinity; a divisor of 0 gives 0.
 - A table is read at its nearest element where an index lies outside it. Indices `b`, `h`, `q_idx` and `kv_idx`, and
   constants, are checked against its shape before the launch.
+- The function is traced, not run: it must have no effect and no state. A call that is not known to be pure is refused
+  before it happens (so are assignments to captured objects), and a TraceError fails the trace even where the function
+  catches it. Unseen are: numpy.random (two traces that differ are refused), methods of lists, dicts and sets that a
+  call returned, `k.__class__`, `k is x`, isinstance() against other classes than numbers, and under a C profiler
+  (cProfile before Python 3.12) every call.
 - fp32 arithmetic is the GPU's; an integer operand is converted where the other is fp32.
 """
 

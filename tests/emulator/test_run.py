@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,3 +140,25 @@ def test_the_engine_compiles_without_a_warning(race: int, asan: int, monkeypatch
     flags = (f"-DEMULATOR_RACE={race}", f"-DEMULATOR_ASAN={asan}", "-Wall", "-Wextra", "-Werror")
     monkeypatch.setitem(build._FLAVOURS, "plain", build.Flavour(flags, (), ()))
     assert build.engine_object("plain").exists()
+
+
+def test_a_program_that_reports_nothing_did_not_run_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "kernel_program", lambda *_: "/bin/true")
+    report = run_small(COPY, arrays(), (512,), grid=4)
+    assert [finding.kind for finding in report.findings] == ["crash"]
+    assert "without a report" in str(report)
+
+
+def test_a_program_that_cannot_be_run_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "entry" / "kernel"
+
+    def build_none(*_: Any) -> Path:
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("no program")
+        program.chmod(0o755)
+        return program
+
+    monkeypatch.setattr(build, "kernel_program", build_none)
+    with pytest.raises(EmulatorError, match=r"program does not run: .*FLASHSMITH_CXX"):
+        run_small(COPY, arrays(), (512,), grid=4)
+    assert not program.exists()
