@@ -122,7 +122,12 @@ def conform(
     for case in cases:
         engine = run_on_engine(case) if engine_identity else None
         if recorded is None:
-            gpu = run_on_gpu(case)
+            try:
+                gpu = run_on_gpu(case)
+            except Exception as error:  # a kernel that breaks the context takes every later case with it
+                records.append({**_record_of_nothing(case), "passed": False, "example": f"the GPU failed: {error}"})
+                say(f"FAIL     {case.name:44} the GPU failed, and no further case can run: {error}")
+                break
             record = compare(case, gpu, engine) if engine is not None else _record_of_gpu(case, gpu, keep_output=True)
         elif case.name in known:
             record = replay(case, known[case.name], engine)
@@ -142,18 +147,27 @@ def conform(
     }
 
 
-def _record_of_gpu(case: Case, gpu: Any, *, keep_output: bool) -> Record:
+def _record_of_nothing(case: Case) -> Record:
     return {
         "name": case.name,
         "note": case.note,
         "rule": case.rule.text,
-        "words": int(gpu.size),
+        "words": 0,
         "passed": None,
         "mismatches": None,
         "worst": None,
         "unit": "",
         "example": "",
         "case_digest": case.digest,
+        "gpu_digest": "",
+        "gpu_output": None,
+    }
+
+
+def _record_of_gpu(case: Case, gpu: Any, *, keep_output: bool) -> Record:
+    return {
+        **_record_of_nothing(case),
+        "words": int(gpu.size),
         "gpu_digest": _digest(case.rule.canonical(gpu)),
         "gpu_output": _encode(gpu) if keep_output else None,
     }
