@@ -124,6 +124,8 @@ def _find_cached(
 
 def compile_text(source: KernelSource, *, target: str | None = None, gate: bool = True) -> CompiledKernel:
     """`source` compiled for `target` (its own arch by default), past every cache. Raises as `compile_kernel` does."""
+    from ..generator.families import family_named
+
     target = target or family_named(source.family).target(source.arch)
     result = nvrtc.compile_to_cubin(source.text, target, name=f"{source.entry}.cu")
     report = parse_report(result.log)
