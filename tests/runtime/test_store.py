@@ -101,6 +101,14 @@ def test_the_nearest_bucket_by_log2_distance(store, caplog):
     assert len(caplog.records) == 1
 
 
+def test_winners_of_short_lengths_do_not_serve_long_ones(store):
+    store.save(record(FIRST, shape=at(1024)))
+    assert store.resolve(shape=at(2048)).config == FIRST
+    assert store.resolve(shape=at(64)).config == FIRST
+    far = store.resolve(shape=at(4096))
+    assert (far.config, far.source) == (FAMILY.default_config(SPEC, ARCH), "default")
+
+
 def test_lengths_within_a_bucket_are_hits(store):
     store.save(record(FIRST, shape=at(4096)))
     assert store.resolve(shape=at(5000)).source == "user"
@@ -221,7 +229,7 @@ def test_a_refused_user_record_does_not_hide_the_packaged_one(store):
 
 
 def test_a_config_that_breaks_the_build_gate_gives_way_to_the_next(store, caplog):
-    store.save(record(FIRST, shape=at(4096)), record(SECOND, shape=at(1024)))
+    store.save(record(FIRST, shape=at(4096)), record(SECOND, shape=at(2048)))
     asked = []
 
     def refusal(config):
