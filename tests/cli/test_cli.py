@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -8,45 +7,10 @@ import sys
 
 import pytest
 
-from flashsmith.cli import run
 from flashsmith.generator.errors import SpecError
 from flashsmith.runtime.commands.application import COMMANDS, application, load_command
 from flashsmith.runtime.commands.options import parse_length, parse_lengths, parse_window
 from flashsmith.runtime.emulator import object_cache
-from flashsmith.runtime.store import forget
-
-
-@pytest.fixture(autouse=True)
-def own_folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLASHSMITH_CONFIG_DIR", str(tmp_path / "config"))
-    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
-    forget()
-    yield
-    forget()
-
-
-@pytest.fixture
-def cli(capfd):
-    """Runs a command line: (exit code, standard output, standard error)."""
-
-    def call(line):
-        code = run(shlex.split(line))
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
-def as_json(cli):
-    """Runs a command line with --json that must succeed: the document, alone on standard output."""
-
-    def call(line, code=0):
-        found, out, _ = cli(f"{line} --json")
-        assert found == code
-        return json.loads(out)
-
-    return call
 
 
 def test_help_lists_every_command_with_a_whole_line(cli):
@@ -140,19 +104,29 @@ def test_an_error_with_json_is_json(as_json):
     assert "but got 7" in error["message"]
 
 
-def test_generate_writes_the_source(cli, as_json, tmp_path):
-    code, out, _ = cli("generate -d 64 --causal --arch sm_90 --set B_c=32 --set num_stages=1")
+@pytest.mark.parametrize(
+    ("family", "settings", "instruction"),
+    [
+        ("forward_sm80", "--set B_c=32 --set num_stages=1", "mma_m16n8k16"),
+        ("forward_sm90", "--set B_c=96 --set q_stages=1", "wgmma_m64n96k16"),
+    ],
+)
+def test_generate_writes_the_source(cli, as_json, tmp_path, family, settings, instruction):
+    line = f"generate -d 64 --causal --arch sm_90 --family {family}"
+    code, out, _ = cli(f"{line} {settings}")
     assert code == 0
-    assert out.startswith("// flashsmith_forward_sm80")
-    assert "B_c=32" in out
-    data = as_json("generate -d 64 --causal --arch sm_90 --set B_c=32 --set num_stages=1")
-    assert data["text"] == out
-    assert data["config"]["B_c"] == 32
+    assert out.startswith(f"// flashsmith_{family}")
+    B_c = settings.split()[1]
+    assert B_c in out
+    data = as_json(f"{line} {settings}")
+    assert data["text"] == out and data["family"] == family
+    assert data["config"]["B_c"] == int(B_c.removeprefix("B_c="))
     assert data["config_source"] == "given"
-    part = cli("generate -d 64 --causal --arch sm_90 --section kernel")[1]
-    assert "mma" in part and "cp.async" not in part
+    part = cli(f"{line} --section kernel")[1]
+    assert instruction[:5] in part and "cp.async" not in part
+    assert instruction in out
     path = tmp_path / "kernel.cu"
-    cli(f"generate -d 64 --causal --arch sm_90 --set B_c=32 --set num_stages=1 --out {path}")
+    cli(f"{line} {settings} --out {path}")
     assert path.read_text() == out
 
 

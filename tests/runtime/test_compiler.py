@@ -117,7 +117,7 @@ def test_a_changed_field_is_compiled_again(render: FakeRender, monkeypatch: pyte
     elif change == "arch":
         arguments["arch"] = ARCHS["sm_80"]
     elif change == "family":
-        family = type(FAMILY)(name="other")
+        family = type(FAMILY)(name="other", target=FAMILY.target)
     elif change == "templates":
         monkeypatch.setattr(compiler, "generator_digest", lambda: "another")
     elif change == "version":

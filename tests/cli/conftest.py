@@ -1,0 +1,44 @@
+"""What the tests of the command line share: folders of their own, no GPU, and a command that is run in this process."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from flashsmith.cli import run
+from flashsmith.runtime.store import forget
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def cli(capfd):
+    """Runs a command line: (exit code, standard output, standard error)."""
+
+    def call(line):
+        code = run(shlex.split(line))
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def as_json(cli):
+    """Runs a command line with --json that must succeed: the document, alone on standard output."""
+
+    def call(line, code=0):
+        found, out, _ = cli(f"{line} --json")
+        assert found == code
+        return json.loads(out)
+
+    return call
