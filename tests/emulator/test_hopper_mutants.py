@@ -32,8 +32,8 @@ SIZES = ((900, 24), (400, 300))
 NOT_NEEDED_THERE = ("wgmma_commit_group()", "wgmma_wait_group<1>()")
 
 
-def late_and_early(b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
-    return (kv_idx <= q_idx - 100) | ((kv_idx < 96) & (q_idx > 250))
+def far(b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    return (q_idx - kv_idx >= 20) | (kv_idx - q_idx >= 20)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Kernel:
 KERNELS = (
     Kernel(
         ForwardSm90Config(2, 32, 2, 2, "optimistic", True, "dynamic"),
-        problem_of(dtype="bf16", head_dim=64, mask_mod=late_and_early),  # tiles are classified one by one
+        problem_of(dtype="bf16", head_dim=64, mask_mod=far),  # tiles are classified one by one
         "for (; j >= visit.j_begin && is_full(",
     ),
     Kernel(

@@ -85,9 +85,7 @@ def test_every_default_is_inside_the_space(name: str, head_dim: int) -> None:
         (256, "causal", config(B_c=80, q_stages=1, schedule="grid")),
     ],
 )
-def test_the_defaults_are_what_an_h200_measured_fastest(
-    dims: int, name: str, expected: ForwardSm90Config
-) -> None:
+def test_the_defaults_are_what_an_h200_measured_fastest(dims: int, name: str, expected: ForwardSm90Config) -> None:
     assert FAMILY.default_config(spec_of(dims, name=name), SM90) == expected
 
 
@@ -298,7 +296,10 @@ def test_strides_that_the_copy_engine_refuses_fall_back_to_the_ampere_family(nam
 def test_a_stride_that_is_never_stepped_along_does_not_matter() -> None:
     given = {"q": (0, 64, 0), "k": (-1, 64, 0), "v": (1 << 50, 64, 0)}
     assert FAMILY.layout_reason(given, ProblemShape(1, 33, 47, 1, 1)) is None
-    assert FAMILY.layout_reason({"q": (0, 0, 64), "k": (0, 128, 64), "v": (0, 128, 64)}, ProblemShape(1, 1, 47, 4, 2)) is None
+    assert (
+        FAMILY.layout_reason({"q": (0, 0, 64), "k": (0, 128, 64), "v": (0, 128, 64)}, ProblemShape(1, 1, 47, 4, 2))
+        is None
+    )
     just = (1 << 39) - 8  # 2^40 - 16 bytes: the last stride below the limit
     assert FAMILY.layout_reason(DENSE | {"k": (just, 128, 64)}, SHAPE) is None
 
