@@ -46,6 +46,7 @@ def render(spec: AttentionSpec, config: KernelConfig, arch: Arch, *, family: Fam
         "mask_function": mods.mask_function,
         "score_function": mods.score_function,
         "needs_classify": mods.needs_classify,
+        "j_next": "j_next" if mods.needs_classify else "j - 1",
         **family.render_context(spec, config, arch),
     }
     texts = {name: environment().get_template(path).render(context) for name, path in family.sections}

@@ -280,7 +280,14 @@ class ForwardSm80(Family):
         }
 
     def render_context(self, spec: AttentionSpec, config: KernelConfig, arch: Arch) -> dict[str, Any]:
+        assert isinstance(config, ForwardSm80Config)
+        widths = (chunks_of(spec.head_dim), chunks_of(spec.head_dim_v))
         return {
+            # Threads walk down the rows of a tile where a row's chunks divide their number, else spread over it.
+            "walks": any(config.threads % width == 0 for width in widths),
+            "spreads": any(config.threads % width for width in widths),
+            # Where no score function can hide a key, tiles that need no mask have no empty rows.
+            "two_exact": config.softmax == "exact" and spec.score is None,
             "chunks": chunks_of(spec.head_dim),
             "chunks_v": chunks_of(spec.head_dim_v),
             "mma": {"fp16": "f16", "bf16": "bf16"}[spec.dtype],

@@ -26,13 +26,13 @@ constexpr int HEAD_DIM_V = 256;
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int ROWS_PER_WARP = B_r / NUM_WARPS;
-constexpr int M_TILES = ROWS_PER_WARP / 16;   // mma tiles down a warp's rows
-constexpr int N_TILES = B_c / 8;              // mma tiles across S_ij
-constexpr int CHUNKS = 32;                    // 16-byte pieces of a Q or K row
-constexpr int CHUNKS_V = 32;                  // 16-byte pieces of a V or O row
-constexpr int Q_BYTES = B_r * CHUNKS * 16;    // O_i is staged here at the end
-constexpr int K_BYTES = B_c * CHUNKS * 16;    // one stage
-constexpr int V_BYTES = B_c * CHUNKS_V * 16;  // one stage
+constexpr int M_TILES = ROWS_PER_WARP / 16;           // mma tiles down a warp's rows
+constexpr int N_TILES = B_c / 8;                      // mma tiles across S_ij
+constexpr int CHUNKS = (HEAD_DIM + 15) / 16 * 2;      // 16-byte pieces of a Q or K row
+constexpr int CHUNKS_V = (HEAD_DIM_V + 15) / 16 * 2;  // 16-byte pieces of a V or O row
+constexpr int Q_BYTES = B_r * CHUNKS * 16;            // O_i is staged here at the end
+constexpr int K_BYTES = B_c * CHUNKS * 16;            // one stage
+constexpr int V_BYTES = B_c * CHUNKS_V * 16;          // one stage
 constexpr float LN_2 = 0.69314718055994530942f;
 // A thread's sum of P_ij over one tile stays below this, or the tile is redone with a new maximum.
 constexpr float OPTIMISTIC_LIMIT = 1.0e12f;
@@ -76,7 +76,7 @@ struct KvRange {
 };
 
 // ---- Primitives: one instruction each, named after it --------------------------------------
-// The only part of this file that is not plain C++.
+// The only part of this file with PTX.
 
 __device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
 
@@ -251,31 +251,18 @@ __device__ __forceinline__ void load_tile(u32 tile_smem, const u16* tile_gmem, l
                                           int rows) {
   constexpr int PIECES = ROWS * ROW_CHUNKS;
   constexpr int STEPS = (PIECES + NUM_THREADS - 1) / NUM_THREADS;
-  if constexpr (NUM_THREADS % ROW_CHUNKS == 0) {
-    // Each thread stays in its chunk column and walks down the rows.
-    constexpr int ROW_STEP = NUM_THREADS / ROW_CHUNKS;
-    const int row = thread_index() / ROW_CHUNKS;
-    const int chunk = thread_index() % ROW_CHUNKS;
-    const u16* chunk_gmem = tile_gmem + (row * row_stride + chunk * 8);
+  // Each thread stays in its chunk column and walks down the rows.
+  constexpr int ROW_STEP = NUM_THREADS / ROW_CHUNKS;
+  const int row = thread_index() / ROW_CHUNKS;
+  const int chunk = thread_index() % ROW_CHUNKS;
+  const u16* chunk_gmem = tile_gmem + (row * row_stride + chunk * 8);
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      if (ROWS % ROW_STEP != 0 && row + step * ROW_STEP >= ROWS) break;
-      const bool inside = row + step * ROW_STEP < rows && chunk < VALID_CHUNKS;
-      cp_async_16(tile_smem + chunk_offset<ROW_CHUNKS, SPAN>(row + step * ROW_STEP, chunk),
-                  chunk_gmem, inside ? 16 : 0);
-      chunk_gmem += ROW_STEP * row_stride;
-    }
-  } else {
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const int piece = thread_index() + step * NUM_THREADS;
-      if (PIECES % NUM_THREADS != 0 && piece >= PIECES) break;
-      const int row = piece / ROW_CHUNKS;
-      const int chunk = piece % ROW_CHUNKS;
-      const bool inside = row < rows && chunk < VALID_CHUNKS;
-      cp_async_16(tile_smem + chunk_offset<ROW_CHUNKS, SPAN>(row, chunk),
-                  tile_gmem + (row * row_stride + chunk * 8), inside ? 16 : 0);
-    }
+  for (int step = 0; step < STEPS; ++step) {
+    if (ROWS % ROW_STEP != 0 && row + step * ROW_STEP >= ROWS) break;
+    const bool inside = row + step * ROW_STEP < rows && chunk < VALID_CHUNKS;
+    cp_async_16(tile_smem + chunk_offset<ROW_CHUNKS, SPAN>(row + step * ROW_STEP, chunk),
+                chunk_gmem, inside ? 16 : 0);
+    chunk_gmem += ROW_STEP * row_stride;
   }
 }
 
@@ -383,7 +370,6 @@ __device__ __forceinline__ void mask_scores(const Arguments& args, const Tile& t
 }
 
 // m_i, l_i (this thread's share) and O_i so far; then P_ij = exp(S_ij - m_i) with the new m_i.
-template <bool HAS_EMPTY_ROWS>
 __device__ __forceinline__ void softmax_exact(float (&m_i)[M_TILES][2], float (&l_i)[M_TILES][2],
                                               float (&O_rmem)[M_TILES][CHUNKS_V][4],
                                               u32 (&P_rmem)[M_TILES][B_c / 16][4],
@@ -402,10 +388,10 @@ __device__ __forceinline__ void softmax_exact(float (&m_i)[M_TILES][2], float (&
       row_max = max_f32(row_max, shfl_bfly_f32(row_max, 1));
       row_max = max_f32(row_max, shfl_bfly_f32(row_max, 2));
       // A row without a visible key so far: exp(-inf - 0) is 0 where -inf - -inf were NaN.
-      const float base = HAS_EMPTY_ROWS && row_max == negative_infinity() ? 0.0f : row_max;
+      const float base = row_max == negative_infinity() ? 0.0f : row_max;
       const float base_log2 = base * scale_log2;
       // O_i and l_i move to the new maximum.
-      const float alpha = ex2_approx_f32(m_i[m][half] * scale_log2 - base_log2);
+      const float alpha = ex2_approx_f32((m_i[m][half] - base) * scale_log2);
       m_i[m][half] = row_max;
       float row_sum = l_i[m][half] * alpha;
 #pragma unroll
@@ -448,7 +434,7 @@ __device__ __forceinline__ bool softmax_optimistic(const float (&m_i)[M_TILES][2
         sum[m][half] += p0 + p1;
         P_rmem[m][n / 2][n % 2 * 2 + half] = cvt_rn_bf16x2_f32(p0, p1);
       }
-      // NaN (from m_i = -inf) takes the exact path too.
+      // So does a row that has seen no key: its sum is +inf or NaN.
       redo = redo || !(sum[m][half] < OPTIMISTIC_LIMIT);
     }
   }
@@ -565,7 +551,6 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, MIN_BLOCKS)
       stage = stage == NUM_STAGES - 1 ? 0 : stage + 1;
     }
     const bool is_full = j >= full_begin && j < full_end;
-    const int j_next = j - 1;
     const int kv_first = j * B_c + lane % 4 * 2;
 
     // S_ij = Q_i K_j^T
@@ -576,14 +561,14 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, MIN_BLOCKS)
     u32 P_rmem[M_TILES][B_c / 16][4];
     if (is_full) {
       if (softmax_optimistic(m_i, l_i, P_rmem, S_rmem, scale_log2)) {
-        softmax_exact<true>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
+        softmax_exact(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
       }
     } else {
       mask_scores(args, tile, S_rmem, row_first, kv_first);
-      softmax_exact<true>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
+      softmax_exact(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
     }
     multiply_p_v(O_rmem, P_rmem, V_j_smem);
-    j = j_next;
+    --j;
   }
 
   // O_i /= l_i, L_i = m_i + log(l_i); a row that saw no key has O_i = 0 and L_i = -inf.

@@ -26,13 +26,13 @@ constexpr int HEAD_DIM_V = 64;
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int ROWS_PER_WARP = B_r / NUM_WARPS;
-constexpr int M_TILES = ROWS_PER_WARP / 16;   // mma tiles down a warp's rows
-constexpr int N_TILES = B_c / 8;              // mma tiles across S_ij
-constexpr int CHUNKS = 8;                     // 16-byte pieces of a Q or K row
-constexpr int CHUNKS_V = 8;                   // 16-byte pieces of a V or O row
-constexpr int Q_BYTES = B_r * CHUNKS * 16;    // O_i is staged here at the end
-constexpr int K_BYTES = B_c * CHUNKS * 16;    // one stage
-constexpr int V_BYTES = B_c * CHUNKS_V * 16;  // one stage
+constexpr int M_TILES = ROWS_PER_WARP / 16;           // mma tiles down a warp's rows
+constexpr int N_TILES = B_c / 8;                      // mma tiles across S_ij
+constexpr int CHUNKS = (HEAD_DIM + 15) / 16 * 2;      // 16-byte pieces of a Q or K row
+constexpr int CHUNKS_V = (HEAD_DIM_V + 15) / 16 * 2;  // 16-byte pieces of a V or O row
+constexpr int Q_BYTES = B_r * CHUNKS * 16;            // O_i is staged here at the end
+constexpr int K_BYTES = B_c * CHUNKS * 16;            // one stage
+constexpr int V_BYTES = B_c * CHUNKS_V * 16;          // one stage
 constexpr float LN_2 = 0.69314718055994530942f;
 
 // Everything the kernel reads at run time. Strides count elements; the last dimension is dense.
@@ -74,7 +74,7 @@ struct KvRange {
 };
 
 // ---- Primitives: one instruction each, named after it --------------------------------------
-// The only part of this file that is not plain C++.
+// The only part of this file with PTX.
 
 __device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
 
@@ -239,31 +239,18 @@ __device__ __forceinline__ void load_tile(u32 tile_smem, const u16* tile_gmem, l
                                           int rows) {
   constexpr int PIECES = ROWS * ROW_CHUNKS;
   constexpr int STEPS = (PIECES + NUM_THREADS - 1) / NUM_THREADS;
-  if constexpr (NUM_THREADS % ROW_CHUNKS == 0) {
-    // Each thread stays in its chunk column and walks down the rows.
-    constexpr int ROW_STEP = NUM_THREADS / ROW_CHUNKS;
-    const int row = thread_index() / ROW_CHUNKS;
-    const int chunk = thread_index() % ROW_CHUNKS;
-    const u16* chunk_gmem = tile_gmem + (row * row_stride + chunk * 8);
+  // Each thread stays in its chunk column and walks down the rows.
+  constexpr int ROW_STEP = NUM_THREADS / ROW_CHUNKS;
+  const int row = thread_index() / ROW_CHUNKS;
+  const int chunk = thread_index() % ROW_CHUNKS;
+  const u16* chunk_gmem = tile_gmem + (row * row_stride + chunk * 8);
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      if (ROWS % ROW_STEP != 0 && row + step * ROW_STEP >= ROWS) break;
-      const bool inside = row + step * ROW_STEP < rows && chunk < VALID_CHUNKS;
-      cp_async_16(tile_smem + chunk_offset<ROW_CHUNKS, SPAN>(row + step * ROW_STEP, chunk),
-                  chunk_gmem, inside ? 16 : 0);
-      chunk_gmem += ROW_STEP * row_stride;
-    }
-  } else {
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const int piece = thread_index() + step * NUM_THREADS;
-      if (PIECES % NUM_THREADS != 0 && piece >= PIECES) break;
-      const int row = piece / ROW_CHUNKS;
-      const int chunk = piece % ROW_CHUNKS;
-      const bool inside = row < rows && chunk < VALID_CHUNKS;
-      cp_async_16(tile_smem + chunk_offset<ROW_CHUNKS, SPAN>(row, chunk),
-                  tile_gmem + (row * row_stride + chunk * 8), inside ? 16 : 0);
-    }
+  for (int step = 0; step < STEPS; ++step) {
+    if (ROWS % ROW_STEP != 0 && row + step * ROW_STEP >= ROWS) break;
+    const bool inside = row + step * ROW_STEP < rows && chunk < VALID_CHUNKS;
+    cp_async_16(tile_smem + chunk_offset<ROW_CHUNKS, SPAN>(row + step * ROW_STEP, chunk),
+                chunk_gmem, inside ? 16 : 0);
+    chunk_gmem += ROW_STEP * row_stride;
   }
 }
 
@@ -393,7 +380,7 @@ __device__ __forceinline__ void softmax_exact(float (&m_i)[M_TILES][2], float (&
       const float base = HAS_EMPTY_ROWS && row_max == negative_infinity() ? 0.0f : row_max;
       const float base_log2 = base * scale_log2;
       // O_i and l_i move to the new maximum.
-      const float alpha = ex2_approx_f32(m_i[m][half] * scale_log2 - base_log2);
+      const float alpha = ex2_approx_f32((m_i[m][half] - base) * scale_log2);
       m_i[m][half] = row_max;
       float row_sum = l_i[m][half] * alpha;
 #pragma unroll
@@ -512,7 +499,6 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, MIN_BLOCKS)
       stage = stage == NUM_STAGES - 1 ? 0 : stage + 1;
     }
     const bool is_full = j >= full_begin && j < full_end;
-    const int j_next = j - 1;
     const int kv_first = j * B_c + lane % 4 * 2;
 
     // S_ij = Q_i K_j^T
@@ -528,7 +514,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, MIN_BLOCKS)
       softmax_exact<true>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
     }
     multiply_p_v(O_rmem, P_rmem, V_j_smem);
-    j = j_next;
+    --j;
   }
 
   // O_i /= l_i, L_i = m_i + log(l_i); a row that saw no key has O_i = 0 and L_i = -inf.
