@@ -132,7 +132,7 @@ class FakeCuda:
 
     @property
     def map_numbers(self) -> list[int]:
-        """What the latest map was encoded from: dtype, rank, address, 4 modes, 4 sizes, 4 boxes and steps, 3 strides."""
+        """What the latest map was made of: dtype, rank, address, 4 modes, 4 sizes, 4 boxes and steps, 3 strides."""
         return list((ctypes.c_ulonglong * 20).in_dll(self.library, "fake_map_numbers"))
 
     def push(self, device: int) -> None:

@@ -266,7 +266,7 @@ class ForwardSm90(Family):
 
 
 def _preferred(spec: AttentionSpec) -> tuple[tuple[int, int, int, str, bool], ...]:
-    """(num_warpgroups, B_c, q_stages, softmax, pingpong): the fastest on an H200 first, then ones of fewer registers."""
+    """(num_warpgroups, B_c, q_stages, softmax, pingpong): an H200's fastest first, then ones of fewer registers."""
     widest = max(spec.head_dim, spec.head_dim_v)
     if widest <= 64:
         return ((3, 128, 2, "optimistic", True), (3, 96, 2, "optimistic", True), (2, 64, 2, "exact", False))

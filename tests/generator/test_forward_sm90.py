@@ -308,7 +308,7 @@ def test_a_family_can_be_asked_for() -> None:
     spec = AttentionSpec(head_dim=64)
     assert choose_family(spec, SM90).family is family_named("forward_sm90")
     assert choose_family(spec, SM90, name="forward_sm80").family is family_named("forward_sm80")
-    with pytest.raises(UnsupportedError, match="forward_sm90 cannot do .* on sm_80"):
+    with pytest.raises(UnsupportedError, match=r"forward_sm90 cannot do .* on sm_80"):
         choose_family(spec, ARCHS["sm_80"], name="forward_sm90")
     with pytest.raises(UnsupportedError, match="Did you mean 'forward_sm90'"):
         choose_family(spec, SM90, name="forward_sm9")

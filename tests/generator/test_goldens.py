@@ -163,8 +163,5 @@ def test_the_text_is_as_clang_format_would_have_it(name: str, repo_root: Path) -
     text = text_of(name)
     command = [tool, f"--style=file:{repo_root / '.clang-format'}", f"--assume-filename={name}.cu"]
     run = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
-    changed = [
-        line
-        for line in difflib.unified_diff(text.split("\n"), run.stdout.split("\n"), "written", "formatted", "", "", 0)
-    ]
-    assert not changed, "\n".join(changed)
+    changed = difflib.unified_diff(text.split("\n"), run.stdout.split("\n"), "written", "formatted", n=0)
+    assert run.stdout == text, "\n".join(changed)
