@@ -12,9 +12,15 @@ from helpers_attention import Device
 INF, NAN = math.inf, math.nan
 
 
-@pytest.fixture(params=["emulator", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=[
+        pytest.param(("emulator", "sm_80"), id="emulator"),
+        pytest.param(("emulator", "sm_90"), id="emulator-hopper"),
+        pytest.param(("cuda",), id="cuda", marks=pytest.mark.gpu),
+    ]
+)
 def device(request):
-    return Device(request.param)
+    return Device(*request.param)
 
 
 def test_rows_that_see_no_key_are_zero_with_lse_minus_infinity(device):
