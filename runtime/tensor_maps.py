@@ -42,7 +42,11 @@ class MappedTensor:
 def mapped_tensor(field: TensorMapField, shape: Sequence[int], strides: Sequence[int]) -> MappedTensor:
     """The map of `field` for a tensor of (batch, seqlen, nheads, head_dim) and strides (batch, seqlen, nheads)."""
     batch, seqlen, nheads, head_dim = shape
-    by_batch, by_row, by_head = (stride * ELEMENT_BYTES for stride in strides)
+    # The stride of a dimension of size 1 is never used, but a map holds a legal one.
+    by_batch, by_row, by_head = (
+        (stride if size > 1 else head_dim) * ELEMENT_BYTES
+        for size, stride in zip((batch, seqlen, nheads), strides, strict=True)
+    )
     return MappedTensor(
         position="qkvo".index(field.tensor),
         sizes=(head_dim, seqlen, nheads, batch),

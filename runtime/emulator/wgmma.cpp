@@ -117,8 +117,14 @@ void step(const Place& place, u64 a = 0, u64 b = 0) {
   }
 }
 
+// The rows of A that a warp multiplies.
 MatrixOperand operand_a(const ProductOperands& operands, int warp) {
   return {MatrixDescriptor(operands.a), kRowsOfWarp, warp % kWarpsOfGroup * kRowsOfWarp, false};
+}
+
+// All of A: which warp's instruction reads which of its rows is promised nowhere.
+MatrixOperand whole_a(const ProductOperands& operands) {
+  return {MatrixDescriptor(operands.a), kWarpsOfGroup * kRowsOfWarp, 0, false};
 }
 
 MatrixOperand operand_b(const ProductOperands& operands) {
@@ -249,7 +255,7 @@ void issue(void** operands, const Place& place) {
   const u32 number = ++mine.products;
   if (shared.a_registers == nullptr) {
     const MatrixOperand in_smem = operand_a(shared, warp);
-    begin_read(in_smem, "A", number, place);
+    begin_read(whole_a(shared), "A", number, place);
     fetch_a(in_smem, shared.bf16, a);
   } else {
     for (int lane = 0; lane < kWarpSize; ++lane) {
@@ -275,7 +281,7 @@ void issue(void** operands, const Place& place) {
 
 void finish(const Product& product, const Place& place) {
   if (product.operands.a_registers == nullptr) {
-    end_read(operand_a(product.operands, warp_of(current)));
+    end_read(whole_a(product.operands));
   } else {
     for (int lane = 0; lane < kWarpSize; ++lane) {
       if (std::memcmp(product.a[lane], product.a_bits[lane], sizeof product.a_bits[lane]) == 0)
