@@ -77,7 +77,7 @@ def tile_cost(spec: AttentionSpec, config: Any) -> TileCost:
 def launch_cycles(spec: AttentionSpec, config: Any, row_tiles: Sequence[int], heads: int, sm_count: int) -> float:
     """Cycles of the SM that ends last; `row_tiles`: how many tiles of keys each block of rows of a head visits."""
     tile = tile_cost(spec, config).cycles
-    hides = config.q_stages == 2 and config.schedule != "grid"
+    hides: bool = config.q_stages == 2 and config.schedule != "grid"
     prologue = PROLOGUE_CYCLES * (1 - HIDDEN * hides)
     num_tiles = len(row_tiles) * heads
     longest, mean = max(row_tiles), sum(row_tiles) / len(row_tiles)

@@ -74,7 +74,7 @@ def test_the_real_driver_takes_and_refuses_maps() -> None:
     encoded = encode_tensor_map(tensor.data_ptr(), "bf16", SIZES, (432, 144, 47 * 432), BOX)
     assert len(encoded) == 128 and any(encoded)
     assert encoded == encode_tensor_map(tensor.data_ptr(), "bf16", SIZES, (432, 144, 47 * 432), BOX)
-    # Along a dimension of size 1 nothing is stepped: its stride is 0 in a launch.
-    assert len(encode_tensor_map(tensor.data_ptr(), "bf16", (72, 47, 1, 1), (432, 0, 0), BOX)) == 128
+    # Along a dimension of size 1 nothing is stepped; a launch gives it the stride of one row.
+    assert len(encode_tensor_map(tensor.data_ptr(), "bf16", (72, 47, 1, 1), (432, 144, 144), BOX)) == 128
     with pytest.raises(LaunchError, match="encoding a tensor map"):
         encode_tensor_map(tensor.data_ptr(), "bf16", SIZES, (430, 144, 47 * 432), BOX)

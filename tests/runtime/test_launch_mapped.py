@@ -1,7 +1,7 @@
 """Launches through tensor maps: the packed struct, decoded again, and the pair of counters in it."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportOptionalSubscript=false
+# pyright: reportOptionalCall=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportOptionalSubscript=false
 
 from __future__ import annotations
 

@@ -37,6 +37,12 @@ def test_a_map_says_sizes_strides_and_box_innermost_first():
     assert tensor == MappedTensor(1, (72, 47, 3, 2), (432, 144, 1 << 34), (64, 96, 1, 1))
 
 
+def test_a_dimension_of_size_1_gets_a_legal_stride():
+    """A launch knows it as 0, which the driver refuses."""
+    tensor = mapped_tensor(TensorMapField("q_map", "q", 64), (1, 47, 1, 72), (0, 72, 0))
+    assert tensor.strides == (144, 144, 144)
+
+
 def test_maps_are_joined_in_the_order_of_the_arguments_and_encoded_once():
     encode = Encoder()
     found = maps(encode)
