@@ -55,6 +55,12 @@ int cuCtxGetCurrent(P* c) { *c = top(); return 0; }
 int cuCtxGetDevice(int* d) { if (!depth) return 201; *d = (int)((char*)top() - contexts); return 0; }
 int cuThreadExchangeStreamCaptureMode(int* m) { int old = mode; mode = *m; *m = old; return 0; }
 int cuStreamIsCapturing(P s, int* status) { *status = fake_capturing; return 0; }
+int fake_capture = 7;
+int cuStreamGetCaptureInfo_v2(P s, int* status, unsigned long long* id, P* graph, P** dependencies, size_t* count) {
+  *status = fake_capturing;
+  *id = fake_capture;
+  return graph || dependencies || count ? 1 : 0;
+}
 int cuModuleLoadData(P* m, const void* image) {
   if (!depth) return 201;
   if (fake_capturing && mode != 2) return 900;

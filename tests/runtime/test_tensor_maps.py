@@ -93,7 +93,20 @@ def test_launches_of_one_stream_share_a_pair_and_other_streams_have_others():
     assert len(counters._reserves) == 1 and not counters._reserves[0].any()
 
 
-def test_each_captured_launch_has_a_pair_of_its_own():
+def test_each_graph_has_a_pair_per_stream():
+    """Two graphs may run at once, though both were captured on one stream; a graph's own launches follow each other."""
+    capture = {"id": 11}
+    counters = TileCounters(CPU, lambda stream: capture["id"])
+    eager = counters.address(7, False)
+    first = [counters.address(7, True) for _ in range(3)]
+    forked = counters.address(8, True)
+    capture["id"] = 12
+    second = counters.address(7, True)
+    assert len(set(first)) == 1 and len({eager, first[0], forked, second}) == 4
+    assert counters.address(7, False) == eager
+
+
+def test_each_captured_launch_has_a_pair_where_captures_cannot_be_told_apart():
     counters = TileCounters(CPU)
     eager = counters.address(7, False)
     captured = [counters.address(7, True) for _ in range(3)]
