@@ -555,28 +555,6 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
       }
       softmax_exact(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
       --j;
-      for (; j >= visit.j_begin && j >= visit.full_end; --j) {  // the diagonal's tiles
-        // S_ij = Q_i K_j^T, and O_i += P V of the tile before
-        mbarrier_wait(smem.k_full + k.stage * 8, k.parity);
-        wgmma_guard(S_rmem);
-        wgmma_guard(O_rmem);
-        wgmma_fence();
-        issue_q_k(S_rmem, Q_smem, smem.K + k.stage * K_BYTES);
-        wgmma_commit_group();
-        mbarrier_wait(smem.v_full + v.stage * 8, v.parity);
-        issue_p_v(O_rmem, P_rmem, smem.V + v.stage * V_BYTES);
-        wgmma_commit_group();
-        wgmma_wait_group<1>();
-        wgmma_guard(S_rmem);
-        if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage * 8);
-        k.next();
-        mask_scores(args, tile, S_rmem, row_first, j * B_c + lane % 4 * 2);
-        wgmma_wait_group<0>();
-        wgmma_guard(O_rmem);
-        if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage * 8);
-        v.next();
-        softmax_exact(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
-      }
       for (; j >= visit.full_begin; --j) {  // tiles that every row sees
         // S_ij = Q_i K_j^T, and O_i += P V of the tile before
         mbarrier_wait(smem.k_full + k.stage * 8, k.parity);
@@ -641,7 +619,8 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
       }
     }
 
-    // O_i leaves through the warpgroup's own rows of Q_i, which it has read for the last time.
+    // O_i leaves through the warpgroup's own rows of Q_i.
+    named_barrier_sync(8 + warpgroup, 128);  // every warp's products have read Q_i
 #pragma unroll
     for (int n = 0; n < CHUNKS_V; n += 2) {
       u32 O_packed[4];

@@ -657,7 +657,8 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
       }
     }
 
-    // O_i leaves through the warpgroup's own rows of Q_i, which it has read for the last time.
+    // O_i leaves through the warpgroup's own rows of Q_i.
+    named_barrier_sync(8 + warpgroup, 128);  // every warp's products have read Q_i
 #pragma unroll
     for (int n = 0; n < CHUNKS_V; n += 2) {
       u32 O_packed[4];
