@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from flashsmith.generator.errors import FlashsmithError
 
@@ -23,20 +23,32 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code of the command line `arguments`; prints what the command prints."""
+    import typer
+
     from flashsmith.runtime.commands.application import application
 
+    # The root of typer's own errors, wherever it comes from: click, or typer's copy of it.
+    typer_error: Any = typer.BadParameter.__mro__[2]
+    as_json = "--json" in arguments
     try:
         configure_logging()
-        application().main(args=list(arguments), prog_name="flashsmith")
+        code = application().main(args=list(arguments), prog_name="flashsmith", standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except FlashsmithError as error:
-        return _report(error, as_json="--json" in arguments)
+        print(f"Error: {error}", file=sys.stderr)
+        return _document(error, str(error), error.exit_code, as_json=as_json)
+    except typer_error as error:
+        error.show()
+        return _document(error, error.format_message(), error.exit_code, as_json=as_json)
+    except typer.Abort:
+        print("Aborted.", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # The reader (head, less) has gone: what Python would still flush at exit goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
@@ -56,8 +68,8 @@ def configure_logging() -> None:
     logger.addHandler(handler)
 
 
-def _report(error: FlashsmithError, *, as_json: bool) -> int:
-    print(f"Error: {error}", file=sys.stderr)
+def _document(error: Exception, message: str, code: int, *, as_json: bool) -> int:
+    """`code`, after the error was printed as a JSON document where one is due."""
     if as_json:
-        print(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}, indent=2))
-    return error.exit_code
+        print(json.dumps({"error": {"type": type(error).__name__, "message": message}}, indent=2))
+    return code

@@ -43,6 +43,7 @@ class Backend(Protocol):
     def is_loaded(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> bool: ...
     def kernel(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> Kernel: ...
     def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig: ...
+    def refusal(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> str: ...
     def sm_count(self, device: int) -> int: ...
     def encode_tensor_map(
         self, address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
@@ -124,6 +125,12 @@ class CudaBackend:
         from .compiler import fitting_default
 
         return fitting_default(spec, self.arch(device), family=family)
+
+    def refusal(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> str:
+        """Why the build gate refuses the kernel here, "" if it passes."""
+        from .store_choice import gate_refusal
+
+        return gate_refusal(spec, config, self.arch(device), family, run_here=True)
 
 
 class CudaKernel:

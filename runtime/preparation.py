@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +23,8 @@ from .captures import Captures, read_captures
 from .device import Backend
 from .launch import Plan, prepare
 from .problem import Problem, problem_of
-from .store import Resolution, resolve
+from .store import Resolution
+from .store_choice import choose_config, rounded_shape
 from .tensors import Inputs, check_softmax_scale, is_cupy
 
 log = logging.getLogger("flashsmith.preparation")
@@ -32,8 +32,6 @@ log = logging.getLogger("flashsmith.preparation")
 #: Problems (traced masks and scores) and resolved configs kept, the oldest dropped first.
 MAX_KEPT = 1024
 MAX_SAID = 256
-#: Lengths are told apart by this many steps an octave when a config is looked up.
-STEPS_PER_OCTAVE = 8
 
 _problems: dict[Any, Problem] = {}
 _resolutions: dict[Any, Resolution] = {}
@@ -150,21 +148,18 @@ def only_family(name: str) -> Iterator[None]:
 
 def _resolve(spec: AttentionSpec, family: Family, shape: ProblemShape, device: int, backend: Backend) -> Resolution:
     """The config of a call; lengths within an eighth of an octave share one look-up."""
-    shape = ProblemShape(shape.batch, _rounded(shape.seqlen_q), _rounded(shape.seqlen_k), shape.nheads, shape.nheads_k)
+    shape = rounded_shape(shape)
     key = (backend, spec, family.name, shape, device)
     found = _resolutions.get(key)
     if found is None:
-        found = resolve(spec, backend.arch(device), backend.device_name(device), shape, family)
-        if found.source == "default":
-            found = replace(found, config=backend.default_config(spec, family, device))
+        found = choose_config(
+            spec,
+            backend.arch(device),
+            backend.device_name(device),
+            shape,
+            family,
+            refusal=lambda config: backend.refusal(spec, config, family, device),
+            default=lambda: backend.default_config(spec, family, device),
+        )
         remember(_resolutions, key, found, MAX_KEPT)
     return found
-
-
-def _rounded(length: int) -> int:
-    """`length` to the nearest eighth of an octave, the same for every call; powers of two stay what they are."""
-    if length < 2 * STEPS_PER_OCTAVE:
-        return length
-    octave = length.bit_length() - 1
-    step = round((length / (1 << octave) - 1) * STEPS_PER_OCTAVE)
-    return (1 << octave) + (step << octave) // STEPS_PER_OCTAVE

@@ -7,15 +7,15 @@
 3. the distance of the bucket: the sum of |log2| ratios of seqlen_q, seqlen_k and batch * nheads, in octaves, plus
    `STALE_OCTAVES` for a record of other templates, NVRTC or driver and `PREDICTED_OCTAVES` for a predicted one;
 4. the user's file before the packaged one.
-A record whose config the family no longer accepts is passed over.
+A record whose config the family no longer accepts, or whose kernel breaks the build gate for this spec, is passed over.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -56,6 +56,8 @@ Source = Literal["user", "packaged", "nearest", "default"]
 BUCKET_OCTAVES = 0.5
 STALE_OCTAVES = 0.5
 PREDICTED_OCTAVES = 1.0
+#: After this many configs that break the build gate the default is taken: each has cost a compile.
+MAX_REFUSED = 3
 _OTHER_DTYPE = {"bf16": "fp16", "fp16": "bf16"}
 
 
@@ -99,23 +101,46 @@ def resolve(
     current: Provenance | None = None,
     user: Path | None = None,
     packaged: Path | None = None,
+    refusal: Callable[[KernelConfig], str] | None = None,
+    default: Callable[[], KernelConfig] | None = None,
 ) -> Resolution:
     """The config for one call of `spec` at `shape` on `arch`.
 
     `device_name` is the GPU's name, None for none in particular. `current` is compared with each record's provenance;
-    by default its generator digest alone. `user` and `packaged` replace the two root directories. Raises
-    UnsupportedError where no family does the spec.
+    by default its generator digest alone. `user` and `packaged` replace the two root directories. `refusal` says why
+    a config's kernel breaks the build gate, and `default` makes the config of last resort; without them nothing is
+    compiled (see `store_choice`). Raises UnsupportedError where no family does the spec.
     """
     family = family if family is not None else choose_family(spec, arch).family
     candidates = nearest_records(spec, arch, device_name, shape, family, current=current, user=user, packaged=packaged)
+    refused: dict[KernelConfig, str] = {}
     for candidate in candidates:
         config = _valid_config(candidate, spec, arch, family)
-        if config is not None:
-            return _resolution(candidate, config, spec, shape, device_name)
-    config = family.default_config(spec, arch)
+        if config is None or config in refused:
+            continue
+        reason = refusal(config) if refusal is not None else ""
+        if not reason:
+            found = _resolution(candidate, config, spec, shape, device_name)
+            return replace(found, note="; ".join(filter(None, (found.note, _passed_over(refused)))))
+        refused[config] = reason
+        level = logging.WARNING if candidate.exact else logging.INFO
+        warn_once(
+            f"{spec}: a tuned config of {candidate.path} breaks the build gate here and is passed over: {config}:"
+            f" {reason}. `flashsmith tune` finds one that fits.",
+            level=level,
+        )
+        if len(refused) == MAX_REFUSED:
+            break
+    config = default() if default is not None else family.default_config(spec, arch)
     note = f"No tuned config for {spec} on {device_name or arch}; the default of {family.name} is used."
+    if refused:
+        note = f"No tuned config fits {spec} on {device_name or arch}; the default of {family.name} is used."
     warn_once(f"{note} `flashsmith tune` finds a faster one.", level=logging.INFO)
-    return Resolution(config, "default", None, note)
+    return Resolution(config, "default", None, " ".join(filter(None, (note, _passed_over(refused)))))
+
+
+def _passed_over(refused: Mapping[KernelConfig, str]) -> str:
+    return "; ".join(f"passed over for the build gate: {config} ({reason})" for config, reason in refused.items())
 
 
 def nearest_records(
@@ -223,7 +248,7 @@ def _resolution(
         notes.append("predicted by the cost model, not measured")
     if candidate.stale:
         notes.append(f"made with {candidate.stale}: tune again to confirm it")
-    if candidate.rank[1] and device_name:
+    if candidate.rank[1]:
         notes.append(f"tuned for {record.device.name}")
     hit = candidate.exact and candidate.rank[1] == 0 and same_bucket(record.bucket, shape)
     if not candidate.exact:

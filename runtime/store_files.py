@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -47,6 +48,14 @@ class TunedFile:
     records: tuple[Record, ...]
     problems: tuple[str, ...] = ()
     usable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The file that records were stored in, and the old records that were kept in place of new ones."""
+
+    path: Path
+    kept: tuple[Record, ...] = ()
 
 
 def gpu_slug(name: str) -> str:
@@ -86,7 +95,10 @@ def read_file(path: Path) -> TunedFile:
     known = _loaded.get(path)
     if known is not None and known[0] == identity:
         return known[1]
-    result = _read(path)
+    if stat.S_ISREG(status.st_mode):
+        result = _read(path)
+    else:  # reading a named pipe would wait for its writer
+        result = TunedFile(path, (), ("it is no regular file",), usable=False)
     _loaded[path] = (identity, result)
     if result.problems:
         first, *others = result.problems
@@ -99,9 +111,10 @@ def _read(path: Path) -> TunedFile:
     try:
         with open(path, "rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
-        return _interpret(path, _plain_data(raw, where=str(path)))
+        return _interpret(path, _plain_data(raw, where="the text"))
     except (OSError, StoreError) as error:
-        return TunedFile(path, (), (str(error),), usable=False)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return TunedFile(path, (), (reason,), usable=False)
 
 
 def forget() -> None:
@@ -118,10 +131,25 @@ def warn_once(message: str, *, level: int = logging.WARNING) -> None:
 
 
 def save_records(records: Iterable[Record], *, arch: str, family: str, gpu: str = "", root: Path | None = None) -> Path:
-    """The path of the file that now holds `records` beside the ones it held; equal (class, bucket) are replaced.
+    """The path of the file that now holds `records` beside the ones it held; see `store_records`."""
+    return store_records(records, arch=arch, family=family, gpu=gpu, root=root).path
 
-    A "predicted" record never replaces a "measured" one. The file is replaced whole under a lock; one that cannot be
-    read is set aside as `<name>.rejected-<n>`. Raises StoreError where the directory cannot be written.
+
+def store_records(
+    records: Iterable[Record],
+    *,
+    arch: str,
+    family: str,
+    gpu: str = "",
+    root: Path | None = None,
+    replace_predictions: bool = False,
+) -> Stored:
+    """The file that now holds `records` beside the ones it held; equal (class, bucket) are replaced.
+
+    A "predicted" record never replaces a "measured" one, nor (unless `replace_predictions`) a stronger prediction of
+    the same generator and NVRTC: one that was proved where it is not, or that chose among more compiled configs. The
+    file is replaced whole under a lock; one that cannot be read is set aside as `<name>.rejected-<n>`. Raises
+    StoreError where the directory cannot be written.
     """
     from filelock import FileLock, Timeout
 
@@ -130,7 +158,7 @@ def save_records(records: Iterable[Record], *, arch: str, family: str, gpu: str 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock", timeout=LOCK_SECONDS):
-            merged = _merge(_existing(path), fresh)
+            merged, kept = _merge(_existing(path), fresh, replace_predictions)
             _write_atomically(path, _text_of(merged, arch=arch, gpu=gpu_slug(gpu), family=family))
     except Timeout:
         raise StoreError(
@@ -143,7 +171,7 @@ def save_records(records: Iterable[Record], *, arch: str, family: str, gpu: str 
             " Point FLASHSMITH_CONFIG_DIR at a writable directory."
         ) from None
     _loaded.pop(path, None)
-    return path
+    return Stored(path, kept)
 
 
 def device_of(records: Iterable[Record]) -> DeviceIdentity | None:
@@ -219,15 +247,30 @@ def _free_names(path: Path) -> Iterator[Path]:
     raise StoreError(f"Too many rejected copies beside {path}. Remove them.")
 
 
-def _merge(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:
+def _merge(
+    old: Iterable[Record], new: Iterable[Record], replace_predictions: bool
+) -> tuple[list[Record], tuple[Record, ...]]:
+    """Old and new records as one list, and the old ones that stand where a new one would."""
     merged = {record.key: record for record in old}
+    kept: list[Record] = []
     for record in new:
         known = merged.get(record.key)
-        if known is not None and known.status == "measured" and record.status == "predicted":
-            logger.warning("Kept the measured record of %s; the predicted one was not stored.", known.problem)
-            continue
-        merged[record.key] = record
-    return [merged[key] for key in sorted(merged)]
+        if known is not None and _outweighs(known, record, replace_predictions):
+            kept.append(known)
+            logger.warning("Kept the %s record of %s; the predicted one was not stored.", known.status, known.problem)
+        else:
+            merged[record.key] = record
+    return [merged[key] for key in sorted(merged)], tuple(kept)
+
+
+def _outweighs(known: Record, record: Record, replace_predictions: bool) -> bool:
+    """Whether `known` stays in place of `record`."""
+    if record.status == "measured" or known.status == "measured":
+        return record.status != "measured"
+    made, remade = known.provenance, record.provenance
+    if replace_predictions or (made.generator, made.nvrtc) != (remade.generator, remade.nvrtc):
+        return False
+    return (bool(known.verified), known.compiled) > (bool(record.verified), record.compiled)
 
 
 def _text_of(records: Iterable[Record], *, arch: str, gpu: str, family: str) -> str:

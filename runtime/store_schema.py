@@ -111,7 +111,7 @@ class Record:
     `status` is "measured" or "predicted" (cost model; `time` is then the model's estimate). `default_ms` is the default
     config's time in the same run, 0 where it could not run or was wrong. `baseline` is (name, ms) of
     the fastest torch back end in the same run, or None. `ties` are configs within the noise of the winner; `tie_rule`
-    says why this one was taken.
+    says why this one was taken. `compiled` counts the configs that a prediction chose among, 0 where unknown.
     """
 
     spec_class: SpecClass
@@ -128,6 +128,7 @@ class Record:
     baseline: tuple[str, float] | None = None
     ties: tuple[ConfigDict, ...] = ()
     tie_rule: str = ""
+    compiled: int = 0
 
     @property
     def key(self) -> tuple[SpecClass, ProblemShape]:
@@ -153,6 +154,8 @@ class Record:
             data["ties"] = [dict(c) for c in self.ties]
         if self.tie_rule:
             data["tie_rule"] = self.tie_rule
+        if self.compiled:
+            data["compiled"] = self.compiled
         data["device"] = self.device.to_dict()
         data["provenance"] = self.provenance.to_dict()
         return data
@@ -174,6 +177,7 @@ def record_from_dict(data: Any, *, where: str) -> Record:
         baseline=_baseline(reader, where),
         ties=_ties(reader.take("ties", []), f"{where}: ties"),
         tie_rule=reader.text("tie_rule", ""),
+        compiled=reader.integer("compiled", default=0),
         device=_device(reader.child("device")),
         provenance=_provenance(reader.child("provenance")),
     )
@@ -212,8 +216,8 @@ class _Reader:
             raise StoreError(f"{self._where}: {name} must be one of {', '.join(allowed)}, but got {_short(value)}.")
         return value
 
-    def integer(self, name: str, *, minimum: int = 0) -> int:
-        value = self.take(name)
+    def integer(self, name: str, *, minimum: int = 0, default: int | None = None) -> int:
+        value = self.take(name, ... if default is None else default)
         if type(value) is not int or value < minimum:
             raise StoreError(f"{self._where}: {name} must be an integer >= {minimum}, but got {_short(value)}.")
         return value
@@ -301,7 +305,7 @@ def _timing(reader: _Reader) -> Timing:
 
 def _device(reader: _Reader) -> DeviceIdentity:
     cc = reader.text("cc").split(".")
-    if len(cc) != 2 or not all(part.isdecimal() and len(part) < 4 for part in cc):
+    if len(cc) != 2 or not all(part.isascii() and part.isdecimal() and len(part) < 4 for part in cc):
         raise StoreError(f"device: cc must be two numbers such as 9.0, but got {_short('.'.join(cc))}.")
     result = DeviceIdentity(
         name=reader.text("name"),

@@ -7,6 +7,7 @@ repeated keys, deep nesting and large files are refused, so no code can run and 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +20,7 @@ MAX_BYTES = 4 << 20
 MAX_DEPTH = 12
 MAX_NODES = 400_000
 _TAG = "tag:yaml.org,2002:"
+_INT = re.compile(r"[-+]?[0-9]{1,18}")
 
 
 def parse_yaml(raw: bytes, *, where: str) -> Any:
@@ -95,7 +97,7 @@ class _Converter:
                 return None
             case "bool" if text.lower() in ("true", "false"):
                 return text.lower() == "true"
-            case "int" if text.lstrip("+-").isdecimal() and len(text) < 20:
+            case "int" if _INT.fullmatch(text):
                 return int(text)
             case "float":
                 return self._float(node, text)

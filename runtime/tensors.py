@@ -188,12 +188,18 @@ def _check_sizes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> 
             f"nheads of q must be a multiple of nheads of k and v, but got {q[2]} and {k[2]} ({shapes})."
             " Repeat or drop heads so that the ratio is an integer."
         )
-    if max(q[1], k[1]) >= SIZE_LIMIT or q[0] * q[2] > INT_MAX:
+    shape = ProblemShape(batch=q[0], seqlen_q=q[1], seqlen_k=k[1], nheads=q[2], nheads_k=k[2])
+    check_limits(shape, shapes)
+    return shape
+
+
+def check_limits(shape: ProblemShape, words: str = "") -> None:
+    """Raises UnsupportedError for a call that is larger than any kernel takes; `words` describe it, else `shape`."""
+    if max(shape.seqlen_q, shape.seqlen_k) >= SIZE_LIMIT or shape.batch * shape.nheads > INT_MAX:
         raise UnsupportedError(
-            f"Lengths must be below {SIZE_LIMIT} and batch * nheads at most {INT_MAX}, but got {shapes}."
+            f"Lengths must be below {SIZE_LIMIT} and batch * nheads at most {INT_MAX}, but got {words or shape}."
             " Split the call."
         )
-    return ProblemShape(batch=q[0], seqlen_q=q[1], seqlen_k=k[1], nheads=q[2], nheads_k=k[2])
 
 
 def check_alibi_slopes(slopes: object, inputs: Inputs, device: torch.device) -> None:

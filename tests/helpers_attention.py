@@ -85,6 +85,9 @@ class FakeBackend:
     def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig:
         return family.default_config(spec, self.arch(device))
 
+    def refusal(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> str:
+        return ""
+
     def kernel(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> FakeKernel:
         with self.lock:
             if (spec, config) not in self.loaded:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
+_HELP = {"help_option_names": ["-h", "--help"]}
 #: In the order of `flashsmith --help`. Each is a module beside this one, with `command` and `EXAMPLES`.
 COMMANDS = ("tune", "generate", "compile", "emulate", "space", "bench", "show", "doctor", "cache")
 
@@ -28,7 +30,9 @@ class _Group(TyperGroup):
 
 def application() -> Any:
     """The group, ready for `.main(args=...)`."""
-    group = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+    group = typer.Typer(
+        cls=_Group, no_args_is_help=True, add_completion=False, rich_markup_mode=None, context_settings=_HELP
+    )
     group.callback()(_root)
     return typer.main.get_command(group)
 
@@ -36,23 +40,29 @@ def application() -> Any:
 def load_command(name: str) -> Any:
     """The command called `name`, one of `COMMANDS`."""
     module = importlib.import_module(f"{__package__}.{name}")
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_HELP)
     examples = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in module.EXAMPLES)
     single.command(name, epilog=examples)(_interruptible(module.command))
     return typer.main.get_command(single)
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """`command`, ended by Ctrl-C with a word and exit code 130."""
+    """`command` with the option --verbose, ended by Ctrl-C with a word and exit code 130."""
 
     @functools.wraps(command)
-    def run(**options: Any) -> None:
+    def run(*, verbose: bool, **options: Any) -> None:
+        del verbose  # its callback has done the work
         try:
             command(**options)
         except KeyboardInterrupt:
             typer.echo("Interrupted.", err=True)
             raise typer.Exit(130) from None
 
+    signature = inspect.signature(command, eval_str=True)
+    extra = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), extra])  # type: ignore[attr-defined]
+    run.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    run.__annotations__["verbose"] = Verbose
     return run
 
 
@@ -69,12 +79,15 @@ def _raise_log_level(wanted: bool) -> None:
         logging.getLogger("flashsmith").setLevel(logging.INFO)
 
 
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Log what happens, to standard error.", callback=_raise_log_level)
+]
+
+
 def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log what happens, to standard error.", callback=_raise_log_level)
-    ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """FlashAttention kernels generated as readable CUDA C++, compiled at run time, tuned on the GPU at hand."""

@@ -53,6 +53,14 @@ def command(
     for name in names:
         if name not in PROVIDERS:
             raise UsageError(unknown_name_message("provider", name, PROVIDERS))
+    for case in cases:
+        _ = case.problem  # its head dim and dtype
+    if not 0 < budget < math.inf:
+        raise UsageError(f"--budget must be a positive number of milliseconds, but got {budget}.")
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise UsageError(f"--out {out} cannot be written. Name a file in an existing folder.")
+    if o.gpu_info() is not None and o.gpu_info(index) is None:
+        raise UsageError(f"--device {device} asks for a GPU that is not there: this machine has {o.gpu_count()}.")
     if o.gpu_info(index) is None:
         raise MissingComponentError(
             "`flashsmith bench` times kernels on a GPU, and none was found. Run it on a machine with one; `flashsmith"

@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import options as o
+from .naming import short_problem
 from .output import console, print_json, table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..cache import EntryInfo
 
 EXAMPLES = ("flashsmith cache", "flashsmith cache --prune 200M", "flashsmith cache --clear")
-_SIZE = re.compile(r"([0-9]+)\s*([kKmMgG]?)[bB]?$")
+_SIZE = re.compile(r"([0-9]{1,18})\s*([kKmMgG]?)[bB]?")
 _COMMON = ("KiB", "age", "state", "key")
+_SUMMARY = ("count", "KiB", "newest", "damaged")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def command(
     clear: Annotated[bool, typer.Option("--clear", help="Remove everything compiled.")] = False,
     prune: Annotated[str, typer.Option("--prune", help="Remove the oldest entries until this is left: 200M.")] = "",
+    every: Annotated[bool, typer.Option("--all", help="List every entry, not groups of them.")] = False,
     as_json: o.AsJson = False,
 ) -> None:
     """List, prune or clear compiled kernels and emulator programs."""
@@ -64,20 +69,23 @@ def command(
     out = console()
     if problem:
         out.print(f"The cache cannot be used: {problem}", markup=False)
-    if clear or limit is not None:
-        out.print(f"Removed {removed[0]} kernels and {removed[1]} programs of the emulator.")
-    if entries:
+    changed = clear or limit is not None
+    if changed:
+        out.print(f"Removed {removed[0]} kernels and {removed[1]} programs of the emulator. Left:")
+    if not every and not changed:
+        _show_groups(out, entries, programs)
+    if entries and every:
         rows = [
             (
                 entry.key.get("family", "?"),
                 entry.key.get("target", "?"),
-                entry.facts.get("spec", "?"),
+                short_problem(entry.facts.get("spec", "?"), op=False),
                 *_common(entry),
             )
             for entry in entries
         ]
         out.print(table(("family", "arch", "spec", *_COMMON), rows, right=("KiB", "age")))
-    if programs:
+    if programs and every:
         builds = [(entry.path.name.rpartition("-")[0], *_common(entry)) for entry in programs]
         out.print(table(("emulator", *_COMMON), builds, right=("KiB", "age")))
     out.print(f"{len(entries)} kernels, {_mebibytes(entries)} in {kernels.folder}", markup=False)
@@ -86,11 +94,38 @@ def command(
     )
 
 
+def _show_groups(out: Console, entries: Sequence[EntryInfo], programs: Sequence[EntryInfo]) -> None:
+    """One line for the kernels of one family, architecture and spec, and one for each kind of emulator program."""
+    groups: dict[tuple[str, ...], list[EntryInfo]] = {}
+    for entry in entries:
+        spec = short_problem(entry.facts.get("spec", "?"), op=False)
+        groups.setdefault((entry.key.get("family", "?"), entry.key.get("target", "?"), spec), []).append(entry)
+    if groups:
+        rows = [(*key, *_summary(members)) for key, members in sorted(groups.items())]
+        out.print(table(("family", "arch", "spec", *_SUMMARY), rows, right=_SUMMARY))
+    groups = {}
+    for entry in programs:
+        groups.setdefault((entry.path.name.rpartition("-")[0],), []).append(entry)
+    if groups:
+        rows = [(*key, *_summary(members)) for key, members in sorted(groups.items())]
+        out.print(table(("emulator", *_SUMMARY), rows, right=_SUMMARY))
+
+
+def _summary(members: Sequence[EntryInfo]) -> tuple[str, str, str, str]:
+    bad = sum(bool(entry.problem) for entry in members)
+    return (
+        str(len(members)),
+        f"{_total(members) / 1024:.0f}",
+        _age(max(entry.modified for entry in members)),
+        str(bad) if bad else "-",
+    )
+
+
 def parse_size(text: str) -> int:
     """The bytes that "200M", "1g" or "4096" say. Raises UsageError."""
     from ...generator.errors import UsageError
 
-    match = _SIZE.match(text.strip())
+    match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"--prune takes a size such as 200M or 1G, but got {text!r}.")
     return int(match[1]) * _UNITS[match[2].lower()]

@@ -68,6 +68,8 @@ def command(
                 f"--out {out} cannot be written: {error.strerror}. Name a file in an existing folder."
             ) from None
     folder = kernel_cache().path_of(kernel_key(spec, config, the_arch, family=the_family))
+    kept = folder.is_dir()
+    report = kernel.report.to_dict()
     if as_json:
         print_json(
             {
@@ -77,8 +79,8 @@ def command(
                 "config": config.to_dict(),
                 "config_source": origin,
                 "entry": kernel.entry,
-                "report": kernel.report.to_dict(),
-                "smem_bytes": need.smem_bytes,
+                "report": {**report, "static_smem_bytes": report.pop("smem_bytes")},
+                "dynamic_smem_bytes": need.smem_bytes,
                 "threads": need.threads,
                 "blocks_per_sm": resident,
                 "cubin_bytes": len(kernel.cubin),
@@ -86,7 +88,7 @@ def command(
                 "cached": kernel.cached,
                 "nvrtc": kernel.nvrtc_version,
                 "key": kernel.key,
-                "folder": str(folder),
+                "folder": str(folder) if kept else None,
                 "path": str(out) if out is not None else None,
             }
         )
@@ -97,7 +99,7 @@ def command(
         f"compiler   {kernel}\n"
         f"resources  {kernel.report.registers} registers, {need.threads} threads, {need.smem_bytes} bytes of shared"
         f" memory: {resident} blocks per SM\n"
-        f"cubin      {len(kernel.cubin)} bytes in {folder if out is None else out}"
+        f"cubin      {len(kernel.cubin)} bytes in {out if out is not None else folder if kept else 'memory only'}"
     )
     for warning in kernel.report.warnings:
         print_text(f"warning    {warning}")

@@ -20,7 +20,7 @@ _ALL = "all"
 
 
 def command(
-    head_dim: o.HeadDim = 64,
+    head_dim: o.HeadDim = 128,
     head_dim_v: o.HeadDimV = 0,
     dtype: o.DType = "bf16",
     causal: o.Causal = False,
@@ -44,7 +44,9 @@ def command(
     schedule: Annotated[
         str, typer.Option("--schedule", help="round_robin, reverse, greedy, reverse_greedy or random.")
     ] = "greedy",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs and of the random schedule.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of the inputs and of the random schedule.", min=0, max=o.MAX_SEED)
+    ] = 0,
     as_json: o.AsJson = False,
 ) -> None:
     """Run a kernel on the CPU and check it.

@@ -19,7 +19,11 @@ logger = logging.getLogger("flashsmith.cli")
 
 #: The architecture that commands assume where there is neither a GPU nor an --arch: every family's oldest.
 FALLBACK_ARCH = "sm_80"
-_LENGTH = re.compile(r"([0-9]+)\s*([kKmM]?)$")
+_LENGTH = re.compile(r"([0-9]{1,18})\s*([kKmM]?)")
+_GPU = re.compile(r"cuda|(?:cuda:)?([0-9]{1,9})")
+_NEGATIVE = re.compile(r"-[0-9]+")
+#: Seeds of inputs, schedules and searches.
+MAX_SEED = 2**32 - 1
 _FACTORS = {"": 1, "k": 1024, "m": 1024 * 1024}
 
 HeadDim = Annotated[int, typer.Option("--head-dim", "-d", help="Last dimension of Q and K: a multiple of 8 up to 256.")]
@@ -27,7 +31,7 @@ HeadDimV = Annotated[int, typer.Option("--head-dim-v", help="Last dimension of V
 DType = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
 Causal = Annotated[bool, typer.Option("--causal", help="A row sees the keys up to its own; aligned bottom right.")]
 Window = Annotated[
-    str, typer.Option("--window", help="LEFT,RIGHT: keys a row sees on each side, inclusive; -1 is unlimited.")
+    str, typer.Option("--window", help="LEFT,RIGHT: keys a row sees on each side, inclusive; negative: unlimited.")
 ]
 Softcap = Annotated[float, typer.Option("--softcap", help="Scores become cap * tanh(score / cap); 0: none.")]
 Alibi = Annotated[bool, typer.Option("--alibi", help="ALiBi with the slopes 2^(-8 (h + 1) / nheads).")]
@@ -49,7 +53,7 @@ NHeadsK = Annotated[int, typer.Option("--nheads-k", help="Heads of K and V; 0: a
 
 def parse_length(text: str, *, name: str = "a length") -> int:
     """The number that "4096", "4k" or "1M" says (k is 1024). Raises SpecError."""
-    match = _LENGTH.match(text.strip())
+    match = _LENGTH.fullmatch(text.strip())
     if match is None:
         raise SpecError(f"{name} must be a number such as 4096, 4k or 1m (k is 1024), but got {text!r}.")
     return int(match[1]) * _FACTORS[match[2].lower()]
@@ -64,12 +68,15 @@ def parse_lengths(text: str, *, name: str = "--seqlens") -> tuple[int, ...]:
 
 
 def parse_window(text: str) -> tuple[int, int]:
-    """(left, right) of "LEFT,RIGHT"; "" is no window. Raises SpecError."""
+    """(left, right) of "LEFT,RIGHT"; "" is no window, and any negative number is unlimited. Raises SpecError."""
     if not text:
         return -1, -1
     parts = text.split(",")
     try:
-        left, right = (-1 if part.strip() in ("-1", "") else parse_length(part, name="--window") for part in parts)
+        left, right = (
+            -1 if not part.strip() or _NEGATIVE.fullmatch(part.strip()) else parse_length(part, name="--window")
+            for part in parts
+        )
     except ValueError as error:
         if isinstance(error, SpecError):
             raise
@@ -106,11 +113,58 @@ def family_of(spec: AttentionSpec, arch: Arch, name: str = "") -> Family:
 
 def gpu_info(index: int = 0) -> Any:
     """`driver.DeviceInfo` of a GPU, None where there is no driver or no GPU, or where FLASHSMITH_DEVICE=emulator."""
-    from .. import driver, variables
+    from .. import variables
 
-    if variables.device() == "emulator" or not driver.driver_available() or driver.device_count() <= index:
-        return None
-    return driver.device_info(index)
+    return None if variables.device() == "emulator" else find_gpu(index)
+
+
+def find_gpu(index: int = 0) -> Any:
+    """`driver.DeviceInfo` of a GPU, whatever FLASHSMITH_DEVICE says; None where there is none of this index."""
+    from .. import driver
+
+    return driver.device_info(index) if 0 <= index < gpu_count() else None
+
+
+def gpu_count() -> int:
+    """How many GPUs this machine has."""
+    from .. import driver
+
+    return driver.device_count() if driver.driver_available() else 0
+
+
+def tuning_gpu(device: str, arch: str) -> tuple[int, Any]:
+    """Index and `driver.DeviceInfo` of the GPU that `flashsmith tune` times on; (0, None) means to predict.
+
+    `device` is --device: a GPU, "emulator" to predict, or "" for FLASHSMITH_DEVICE's, else the first GPU if it is an
+    `arch`. Raises UsageError where a GPU was asked for that is not there, or is no `arch`.
+    """
+    from .. import variables
+
+    wanted = device or variables.device() or ""
+    index = 0 if wanted in ("", "emulator") else gpu_index(wanted, others=", or emulator to predict")
+    if wanted == "emulator":
+        return 0, None
+    info = find_gpu(index)
+    the_arch = arch_from_name(arch) if arch else None
+    if device:
+        said = f"--device {device}"
+        if info is None:
+            raise UsageError(f"{said} asks for a GPU, but this machine has {_gpus()}. {_PREDICT}")
+        if the_arch is not None and info.cc != the_arch.cc:
+            raise UsageError(f"{said} is an {arch_from_cc(info.cc)}, --arch asks for {arch}. {_PREDICT}")
+    elif wanted and info is None and the_arch is None:
+        raise UsageError(f"FLASHSMITH_DEVICE={wanted} asks for a GPU, but this machine has {_gpus()}. {_PREDICT}")
+    if info is None or (the_arch is not None and info.cc != the_arch.cc):
+        return 0, None
+    return index, info
+
+
+_PREDICT = "Name an --arch without --device for a prediction; `flashsmith doctor` says what a GPU lacks."
+
+
+def _gpus() -> str:
+    count = gpu_count()
+    return "none" if count == 0 else "one, cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
 
 
 def problem_from(
@@ -145,12 +199,13 @@ def shape_from(
     seqlen: str, *, head_dim: int, seqlen_k: str = "0", batch: int = 0, nheads: int = 0, nheads_k: int = 0
 ) -> ProblemShape:
     """The sizes of one call, the usual benchmark's where an option is 0."""
+    from ..tensors import check_limits
     from ..tune.request import usual_shape
 
     for name, value in (("--batch", batch), ("--nheads", nheads), ("--nheads-k", nheads_k)):
         if value < 0:
             raise SpecError(f"{name} must be 0 (the usual) or positive, but got {value}.")
-    return usual_shape(
+    shape = usual_shape(
         parse_length(seqlen, name="--seqlen"),
         head_dim=head_dim,
         seqlen_k=parse_length(seqlen_k, name="--seqlen-k"),
@@ -158,6 +213,8 @@ def shape_from(
         nheads=nheads,
         nheads_k=nheads_k,
     )
+    check_limits(shape)
+    return shape
 
 
 def config_from(
@@ -170,19 +227,23 @@ def config_from(
     use_default: bool = False,
 ) -> tuple[KernelConfig, str]:
     """The config a call would use, changed by `settings` ("name=value"), and where it is from. Raises ConfigError."""
-    from ..store import resolve
+    from ..store_choice import choose_config, default_that_fits
 
     if use_default:
-        config, source = family.default_config(spec, arch), "default"
+        config, source = default_that_fits(spec, arch, family), "default"
     else:
-        info = gpu_info()
-        name = info.name if info is not None and info.cc == arch.cc else None
-        resolution = resolve(spec, arch, name, shape, family)
+        resolution = choose_config(spec, arch, gpu_name_of(arch), shape, family)
         config, source = resolution.config, resolution.source
     if settings:
         config, source = with_settings(config, settings), "given"
     family.check(spec, config, arch)
     return config, source
+
+
+def gpu_name_of(arch: Arch) -> str | None:
+    """The name of this machine's first GPU if it is an `arch`, else None."""
+    info = gpu_info()
+    return info.name if info is not None and info.cc == arch.cc else None
 
 
 def with_settings(config: KernelConfig, settings: Sequence[str]) -> KernelConfig:
@@ -196,12 +257,12 @@ def with_settings(config: KernelConfig, settings: Sequence[str]) -> KernelConfig
     return type(config).from_dict(values)
 
 
-def gpu_index(text: str) -> int:
-    """The index in "cuda", "cuda:1" or "1". Raises UsageError."""
-    number = text.removeprefix("cuda").removeprefix(":") or "0"
-    if not number.isdecimal():
-        raise UsageError(f"--device must be cuda, cuda:INDEX or emulator, but got {text!r}.")
-    return int(number)
+def gpu_index(text: str, *, others: str = "") -> int:
+    """The index in "cuda", "cuda:1" or "1"; `others` says what else is taken. Raises UsageError."""
+    match = _GPU.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--device must be cuda or cuda:INDEX{others}, but got {text!r}.")
+    return int(match[1] or 0)
 
 
 def folder(path: Path | None) -> Path | None:
@@ -215,7 +276,7 @@ def _value_like(old: int | bool | str, text: str, name: str) -> int | bool | str
             raise ConfigError(f"{name} must be true or false, but got {text!r}.")
         return text.lower() == "true"
     if isinstance(old, int):
-        if not text.isdecimal():
+        if not re.fullmatch("[0-9]{1,9}", text):
             raise ConfigError(f"{name} must be a positive integer, but got {text!r}.")
         return int(text)
     return text

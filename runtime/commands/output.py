@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-#: Columns of tables in files and pipes.
+#: Columns of tables in files and pipes, where COLUMNS says nothing.
 WIDE = 200
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def console() -> Console:
-    """A console on standard output; wide where that is no terminal, so that tables keep their lines whole."""
+    """A console on standard output; as wide as COLUMNS, else wide where that is no terminal: whole lines."""
     from rich.console import Console
 
     result = Console(highlight=False, soft_wrap=True)
-    if not result.is_terminal:
+    if not result.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         result.width = WIDE
     return result
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import options as o
-from .output import brief, console, print_json, table
+from .naming import short_config, short_problem
+from .output import console, print_json, table
 
 if TYPE_CHECKING:
     from ..store import Record, Resolution
@@ -77,39 +79,71 @@ def command(
         return
     found = _all_records(o.arch_of(arch).name if arch else "", gpu, o.check_family(family), head_dim)
     if as_json:
-        print_json({"records": [{"source": s, "path": str(p), **r.to_dict()} for s, p, r in found]})
+        rows = [
+            {"source": source, "path": str(path), "invalid": _fault(record, path) or None, **record.to_dict()}
+            for source, path, record in found
+        ]
+        print_json({"records": rows})
         return
-    out = console()
     if not found:
-        out.print("No tuned configs. `flashsmith tune` makes some; calls use the defaults until then.")
+        console().print("No tuned configs. `flashsmith tune` makes some; calls use the defaults until then.")
         return
+    for source, path in dict.fromkeys((source, path) for source, path, _ in found):
+        _show_file(source, path, [record for _, other, record in found if other == path])
+
+
+def _show_file(source: str, path: Path, records: Sequence[Record]) -> None:
+    """A table of one file's records, and why some of them cannot be used."""
+    out = console()
+    faults = [_fault(record, path) for record in records]
     rows = [
         (
-            path.parent.parent.name,
-            path.parent.name,
-            record.problem,
+            short_problem(record.problem, record.values, op=False),
             record.bucket,
             f"{record.time.median_ms:.4f}",
             f"{record.time.tflops:.0f}",
-            record.status,
-            source,
-            brief(record.config),
+            "INVALID" if fault else record.status,
+            short_config(record.config),
         )
-        for source, path, record in found
+        for record, fault in zip(records, faults, strict=True)
     ]
-    columns = ("arch", "gpu", "problem", "bucket", "ms", "TFLOP/s", "status", "from", "config")
-    out.print(table(columns, rows, right=("ms", "TFLOP/s")))
+    title = f"{path.stem} on {path.parent.name} ({path.parent.parent.name}), {source}"
+    columns = ("problem", "bucket", "ms", "TFLOP/s", "status", "config")
+    out.print(table(columns, rows, title=title, right=("ms", "TFLOP/s")))
+    for record, fault in zip(records, faults, strict=True):
+        if fault:
+            out.print(f"INVALID: {record.problem} at {record.bucket}: {fault}", markup=False)
+
+
+def _fault(record: Record, path: Path) -> str:
+    """Why no call can use the record of the file at `path`, "" for a good one."""
+    from ...generator.arch import arch_from_name
+    from ...generator.errors import FlashsmithError
+    from ...generator.families import family_named
+    from ...generator.spec import AttentionSpec
+    from ..problem import problem_of
+
+    of = record.spec_class
+    try:
+        family = family_named(path.stem)
+        config = family.config_type.from_dict(record.config)
+        # Whichever mask and score it was: a config's rules ask at most whether there is a mask.
+        mask = problem_of(dtype="bf16", head_dim=64, causal=True).spec.mask if of.mask else None
+        spec = AttentionSpec(of.op, of.dtype, of.head_dim, of.head_dim_v, mask, gqa_ratio=of.gqa_ratio or None)
+        family.check(spec, config, arch_from_name(path.parent.parent.name))
+    except (FlashsmithError, ArithmeticError) as error:
+        return str(error) or type(error).__name__
+    return ""
 
 
 def _show_call(problem: Any, shape: Any, arch: str, gpu: str, family_name: str, *, as_json: bool) -> None:
-    from ..store import resolve
+    from ..store_choice import choose_config
 
     the_arch = o.arch_of(arch)
-    info = o.gpu_info()
-    name = gpu or (info.name if info is not None and info.cc == the_arch.cc else None)
+    name = gpu or o.gpu_name_of(the_arch)
     spec = problem.traced().spec
     family = o.family_of(spec, the_arch, family_name)
-    resolution = resolve(spec, the_arch, name, shape, family)
+    resolution = choose_config(spec, the_arch, name, shape, family)
     if as_json:
         print_json(
             {
@@ -129,7 +163,8 @@ def _show_call(problem: Any, shape: Any, arch: str, gpu: str, family_name: str, 
     if resolution.record is not None:
         record = resolution.record
         out.print(
-            f"record  {record.bucket}: {record.time.median_ms:.4f} ms, {record.time.tflops:.0f} TFLOP/s,"
+            f"record  {short_problem(record.problem, record.values)} at {record.bucket} on {record.device.name}:"
+            f" {record.time.median_ms:.4f} ms, {record.time.tflops:.0f} TFLOP/s,"
             f" {record.status}, proved on {record.verified or 'nothing'}",
             markup=False,
         )

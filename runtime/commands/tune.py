@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import options as o
-from .output import brief, console, error_console, print_json, table
+from .naming import short_config, short_problem
+from .output import console, error_console, print_json, table
 
 if TYPE_CHECKING:
     from ..tune.request import ProgressFunction, TuneResult
@@ -22,10 +23,14 @@ EXAMPLES = (
 )
 #: A whole run on a GPU, unless said otherwise or exhaustive.
 BUDGET_SECONDS = 60.0
+#: Options that only a measurement, and that only a prediction, looks at.
+_MEASURING = ("budget", "trials", "exhaustive")
+_PREDICTING = ("gpu_name", "max_compile", "prove")
 _PHASES = {"compile": "compiling", "time": "timing", "prove": "proving", "final": "final"}
 
 
 def command(
+    ctx: typer.Context,
     head_dim: o.HeadDim = 128,
     head_dim_v: o.HeadDimV = 0,
     dtype: o.DType = "bf16",
@@ -42,7 +47,9 @@ def command(
     nheads_k: o.NHeadsK = 0,
     arch: o.ArchName = "",
     family: o.FamilyName = "",
-    device: Annotated[str, typer.Option("--device", help="cuda, cuda:1, ...; default: the first GPU.")] = "",
+    device: Annotated[
+        str, typer.Option("--device", help="cuda, cuda:1, ..., or emulator to predict; default: the first GPU.")
+    ] = "",
     predict: Annotated[bool, typer.Option("--predict", help="Predict for --arch though there is a GPU.")] = False,
     gpu_name: Annotated[str, typer.Option("--gpu", help="With a prediction: the GPU model, as torch names it.")] = "",
     budget: Annotated[
@@ -55,10 +62,12 @@ def command(
         int, typer.Option("--prove", help="With a prediction: leaders the emulator tries until one is right.", min=0)
     ] = 3,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Compile processes; 0: one per core.", min=0)] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the search.", min=0, max=o.MAX_SEED)] = 0,
     log: Annotated[Path | None, typer.Option("--log", help="Trial log (JSON lines); default: in the cache.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the YAML; default: your own configs.")] = None,
-    resume: Annotated[bool, typer.Option("--resume/--fresh", help="Go on with an interrupted run's trials.")] = True,
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Go on with what earlier runs found, or start anew.")
+    ] = True,
     as_json: o.AsJson = False,
 ) -> None:
     """Search the fastest right kernel, write it to YAML."""
@@ -69,10 +78,9 @@ def command(
     from ..tune.request import TuneRequest
     from ..tune.study import tune
 
-    index = o.gpu_index(device)
-    info = None if predict else o.gpu_info(index)
+    index, info = (0, None) if predict else o.tuning_gpu(device, arch)
     the_arch = o.arch_of(arch) if arch or info is None else arch_from_cc(info.cc)
-    on_gpu = info is not None and info.cc == the_arch.cc
+    _warn_of_ignored(ctx, predicting=info is None)
     shapes = tuple(
         o.shape_from(str(length), head_dim=head_dim, seqlen_k=seqlen_k, batch=batch, nheads=nheads, nheads_k=nheads_k)
         for length in o.parse_lengths(seqlens)
@@ -94,7 +102,7 @@ def command(
         ),
         shapes=shapes,
         arch=the_arch,
-        gpu=f"cuda:{index}" if on_gpu else "",
+        gpu=f"cuda:{index}" if info is not None else "",
         gpu_name=gpu_name or None,
         family=o.check_family(family) or None,
         budget_s=seconds,
@@ -114,6 +122,16 @@ def command(
         print_json(to_dict(result))
     else:
         show(result)
+
+
+def _warn_of_ignored(ctx: typer.Context, *, predicting: bool) -> None:
+    """Says which of the options given do nothing."""
+    names = _MEASURING if predicting else _PREDICTING
+    given = [name for name in names if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if given:
+        words = ", ".join(f"--{name.replace('_name', '').replace('_', '-')}" for name in given)
+        what = "a prediction, which times nothing" if predicting else "a measurement on a GPU"
+        o.logger.warning("%s: ignored by %s.", words, what)
 
 
 @contextmanager
@@ -144,6 +162,7 @@ def to_dict(result: TuneResult) -> dict[str, Any]:
     return {
         "status": result.status,
         "path": str(result.path) if result.path else None,
+        "kept": [record.to_dict() for record in result.kept],
         "log": str(result.log),
         "space": result.space,
         "compiled": result.compiled,
@@ -182,14 +201,15 @@ def show(result: TuneResult) -> None:
                 f"{record.default_ms / time.median_ms:.3f}x" if record.default_ms else "-",
                 *((baseline,) if measured else ()),
                 record.verified or "not proved",
-                brief(record.config),
+                short_config(record.config),
             )
         )
     against = ("vs torch",) if measured else ()
     columns = ("bucket", "ms", "TFLOP/s", "vs default", *against, "proved on", "config")
     words = "measured" if measured else "predicted by the cost model, not measured"
     first = result.buckets[0].record
-    out.print(f"{first.problem} on {first.device.name if measured else _predicted_for(result)}: {words}", markup=False)
+    problem = short_problem(first.problem, first.values)
+    out.print(f"{problem} on {first.device.name if measured else _predicted_for(result)}: {words}", markup=False)
     out.print(table(columns, rows, right=("ms", "TFLOP/s", "vs default")))
     counts = ", ".join(f"{count} {name}" for name, count in sorted(result.outcomes.items()))
     out.print(f"{result.space} valid configs, {result.compiled} compiled ({counts}), {result.seconds:.0f} s.")
@@ -199,7 +219,16 @@ def show(result: TuneResult) -> None:
         ties = f"{len(bucket.record.ties)} tied" if bucket.record.ties else ""
         reasons = filter(None, (bucket.record.tie_rule, ties, bucket.note))
         out.print(f"{bucket.shape}: {'; '.join(reasons)}.", markup=False)
-    out.print(f"Written: {result.path}\nTrials:  {result.log}", markup=False)
+    for record in result.kept:
+        strength = f", the best of {record.compiled} compiled configs" if record.status == "predicted" else ""
+        out.print(f"Kept:    the {record.status} record of {record.bucket} in {result.path}{strength}", markup=False)
+    if len(result.kept) < len(result.buckets):
+        out.print(f"Written: {result.path}", markup=False)
+    elif any(record.status == "predicted" for record in result.kept):
+        out.print("Nothing was written. --fresh replaces stored predictions, stronger or not.")
+    else:
+        out.print("Nothing was written: a prediction does not replace what was measured.")
+    out.print(f"Trials:  {result.log}", markup=False)
 
 
 def _predicted_for(result: TuneResult) -> str:

@@ -75,14 +75,18 @@ def emulate_forward(
     backend = RecordingBackend(arch, DEFAULT_SMS if max_blocks is None else max_blocks)
     plan = prepare(problem, config, family=family, shape=shape, q=q, k=k, v=v, softmax_scale=scale, backend=backend)
     if plan.is_empty:
-        return q.new_zeros(plan.out_shape), torch.full(plan.lse_shape, -torch.inf), Report(flavour=flavour)
+        return (
+            q.new_zeros(plan.out_shape),
+            torch.full(plan.lse_shape, -torch.inf),
+            Report(flavour=flavour, schedule=schedule),
+        )
     out = torch.full(plan.out_shape, torch.nan, dtype=q.dtype)
     lse = torch.full(plan.lse_shape, torch.nan)
     plan.launch(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr(), problem.tables, 0)
     launched = backend.launched[0]
     buffers = [buffer_of(tensor, name) for name, tensor in (("q", q), ("k", k), ("v", v))]
     buffers += [buffer_of(out, "o", writable=True), buffer_of(lse, "lse", writable=True)]
-    buffers += [buffer_of(table, f"table {i}") for i, table in enumerate(problem.tables)]
+    buffers += [buffer_of(table, name) for name, table in _named_tables(problem)]
     counters = _counters(source, launched.arguments)
     buffers += [HostBuffer(address, COUNTER_BYTES, "next_tile", True) for address in counters]
     report = emulate(
@@ -103,6 +107,15 @@ def emulate_forward(
             found = Finding("state", f"a launch must leave next_tile at 0, but it holds {struct.unpack('=2i', left)}")
             report = replace(report, findings=(found,))
     return out, lse, report
+
+
+def _named_tables(problem: Problem) -> list[tuple[str, Any]]:
+    """(the name its function gives it, tensor) of each captured tensor; several names of one tensor are joined."""
+    found: dict[int, tuple[dict[str, None], Any]] = {}
+    for traced in (problem.mask, problem.score):
+        for slot, table in zip(traced.graph.tables, traced.tables, strict=True) if traced is not None else ():
+            found.setdefault(id(table), ({}, table))[0][slot.name] = None
+    return [(" or ".join(names), table) for names, table in found.values()]
 
 
 def _counters(source: KernelSource, arguments: bytes) -> tuple[int, ...]:
@@ -177,6 +190,9 @@ class RecordingBackend:
 
     def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig:
         return family.default_config(spec, self.arch(device))
+
+    def refusal(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> str:
+        return ""
 
     def kernel(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> RecordedKernel:
         return RecordedKernel(self.launched)

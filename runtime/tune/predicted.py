@@ -146,6 +146,7 @@ def _bucket(
         device=job.device,
         provenance=job.provenance,
         tiles=job.tiles[shape],
+        compiled=len(compiled),
     )
     note = f"bound by {guess.bound_by}, {guess.blocks_per_sm} blocks per SM, {guess.waves:.1f} waves"
     if default not in by_config:

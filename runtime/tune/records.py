@@ -80,6 +80,7 @@ def predicted_record(
     device: DeviceIdentity,
     provenance: Provenance,
     tiles: TileCounter,
+    compiled: int,
 ) -> Record:
     """The record of a winner by the cost model."""
     return Record(
@@ -96,6 +97,7 @@ def predicted_record(
         values=scalar_values(request),
         ties=tuple(tie.to_dict() for tie in ties),
         tie_rule=rule,
+        compiled=compiled,
     )
 
 

@@ -80,6 +80,7 @@ class TuneRequest:
     - `exhaustive`: time every valid config once, whatever the budget of trials.
     - `max_compile`: with a prediction, how many configs are compiled after the cost model's first ranking.
     - `prove`: with a prediction, how many leaders a bucket are proved on the emulator until one is right.
+    - `resume`: go on with an interrupted run's trials, and keep a stored prediction that is stronger than the new one.
     - `root`: where the YAML goes (default: the user's configs). `log`: the trial log (default: in the cache folder).
     """
 
@@ -124,7 +125,8 @@ class BucketResult:
 class TuneResult:
     """Every bucket of a request, the files written, and what the search looked at.
 
-    `space` counts the valid configs, `compiled` those that were compiled, `outcomes` the candidates by class.
+    `kept` holds stored records that outweigh a bucket's own, which was then not stored. `space` counts the valid
+    configs, `compiled` those that were compiled, `outcomes` the candidates by class.
     """
 
     buckets: tuple[BucketResult, ...]
@@ -136,6 +138,7 @@ class TuneResult:
     seconds: float
     outcomes: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    kept: tuple[Record, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,14 @@ from ...generator.families import choose_family
 from ...generator.families.base import Family, KernelConfig
 from ...generator.spec import AttentionSpec
 from ..store import save_records
+from ..store_files import store_records
 from ..store_schema import ANY_GPU, Provenance
 from ..variables import cache_dir
 from .bench_client import Bench, Identity, WorkerBench
 from .compile_pool import CompilePool
 from .gpus import GpuModel, gpu_model
 from .job import Job
-from .log import TrialLog, unfinished_trials
+from .log import TrialLog, config_key, unfinished_trials
 from .measured import tune_bucket
 from .predicted import PredictJob, log_progress, predict
 from .prover import Prover
@@ -98,8 +99,10 @@ def _measure(
 def _measure_buckets(job: Job, provenance: Provenance, started: float) -> tuple[list[BucketResult], Path | None]:
     request = job.request
     session = _session(request, job.spec, job.family, provenance, job.identity)
+    space = {config_key(config.to_dict()) for config in (*job.space, job.default)}
     resumable = {
-        shape: unfinished_trials(job.log.path, session, shape) if request.resume else [] for shape in request.shapes
+        shape: unfinished_trials(job.log.path, session, shape, space=space) if request.resume else []
+        for shape in request.shapes
     }
     job.log.write({"kind": "session", **session})
     if not request.resume:
@@ -160,12 +163,13 @@ def _predict(
         finally:
             prover.close()
         compiled = len(pool.results)
-    saved = save_records(
+    stored = store_records(
         [bucket.record for bucket in buckets],
         arch=request.arch.name,
         family=family.name,
         gpu=request.gpu_name or ANY_GPU,
         root=request.root,
+        replace_predictions=not request.resume,
     )
     note = (
         f"compiled {compiled} of {len(space)} valid configs: the best by the cost model, the default, and"
@@ -173,7 +177,7 @@ def _predict(
     )
     return TuneResult(
         buckets=tuple(buckets),
-        path=saved,
+        path=stored.path,
         log=log.path,
         space=len(space),
         compiled=compiled,
@@ -181,6 +185,7 @@ def _predict(
         seconds=time.monotonic() - started,
         outcomes=outcomes,
         notes=(note,) if compiled < len(space) else (),
+        kept=stored.kept,
     )
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: folders of their own, no GPU, and a command that is run in this process."""
+"""What the tests of the command line share: folders of their own, and a way to run a command line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import subprocess
@@ -81,6 +82,20 @@ def test_the_version(cli):
         ("bench --seqlens 32k", "seqlens must be"),
         ("cache --prune lots", "--prune takes a size"),
         ("show --arch sm_1", "Unknown arch"),
+        ("emulate --seed 99999999999999999999999", "--seed"),
+        ("tune --seed -1", "--seed"),
+        ("generate -n 99999999999999", "Lengths must be below 536870912"),
+        ("generate -n 1" + "0" * 5000, "--seqlen must be a number"),
+        ("compile -n 512m", "Lengths must be below"),
+        ("show --call -n 1k --batch 999999999", "batch * nheads at most"),
+        ("generate --set B_r=٦٤", "positive integer"),
+        ("generate --set B_r=1" + "0" * 5000, "positive integer"),
+        ("cache --prune 1" + "0" * 5000, "--prune takes a size"),
+        ("bench --dtype fp64", "Unknown dtype"),
+        ("bench --head-dims 7", "but got 7"),
+        ("bench --budget nan", "--budget"),
+        ("bench --device emulator", "--device must be cuda or cuda:INDEX, but"),
+        ("bench --out /no/such/folder/x.json", "cannot be written"),
         ("frobnicate", "No such command"),
         ("tune --frobnicate", "No such option"),
     ],
@@ -203,7 +218,7 @@ def test_tune_without_a_gpu_then_show(cli, as_json, tmp_path):
     assert call["source"] == "user"
     code, out, _ = cli("show --head-dim 64 --arch sm_80")
     assert code == 0
-    assert "kv_idx <= q_idx" in out and "predicted" in out
+    assert "bf16 d64 causal" in out and "predicted" in out
     generated = as_json("generate -d 64 --causal --seqlen 1k --arch sm_80")
     assert generated["config"] == bucket["config"]
     assert as_json("generate -d 64 --causal --seqlen 1k --arch sm_80 --default")["config_source"] == "default"
@@ -313,6 +328,8 @@ def test_windows_are_read():
     assert parse_window("") == (-1, -1)
     assert parse_window("1k,0") == (1024, 0)
     assert parse_window("-1,5") == (-1, 5)
+    assert parse_window("-5,0") == (-1, 0)
+    assert parse_window("3,-99") == (3, -1)
 
 
 def test_importing_the_command_line_is_quick_and_lazy():
@@ -340,3 +357,34 @@ def test_a_reader_that_leaves_early_is_no_traceback():
     command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("line", ["tune --trials 0", "tune --frobnicate", "frobnicate", "emulate --seed -1"])
+def test_usage_errors_of_the_parser_are_json_too(as_json, cli, line):
+    assert as_json(line, code=2)["error"]["message"] in cli(line)[2]
+
+
+@pytest.mark.parametrize("line", ["-h", "tune -h", "cache -h"])
+def test_help_is_h_too(cli, line):
+    assert cli(line)[:2] == cli(line.replace("-h", "--help"))[:2]
+    assert cli(line)[0] == 0
+
+
+@pytest.mark.parametrize("line", ["-v space -d 64 --arch sm_80", "space -d 64 --arch sm_80 -v"])
+def test_verbose_may_stand_on_either_side(cli, line):
+    assert cli(line)[0] == 0
+    assert logging.getLogger("flashsmith").level == logging.INFO
+
+
+def test_the_default_head_dim_is_one():
+    defaults = {}
+    for name in COMMANDS:
+        for parameter in load_command(name).params:
+            if parameter.name == "head_dim" and name != "show":  # 0 lists all there
+                defaults[name] = parameter.default
+    assert len(defaults) == 5 and set(defaults.values()) == {128}
+
+
+def test_an_empty_call_has_the_schedule_asked_for(as_json):
+    data = as_json("emulate -d 16 --seqlen 0 --schedule reverse --flavour plain")
+    assert data["reports"][0]["schedule"] == "reverse"

@@ -4,12 +4,13 @@ import logging
 from dataclasses import replace
 
 import pytest
-from helpers_tune import ARCH, DEFAULT, DEVICE, FAMILY, SHAPE, SPEC, record
+from helpers_tune import ARCH, DEFAULT, DEVICE, FAMILY, SHAPE, SPACE, SPEC, record
 
 from flashsmith.generator import mods
 from flashsmith.generator.language import trace_mask, trace_score
 from flashsmith.generator.spec import AttentionSpec, ProblemShape
 from flashsmith.runtime.store import (
+    MAX_REFUSED,
     Provenance,
     bucket_distance,
     forget,
@@ -48,10 +49,9 @@ def store(tmp_path):
             root = tmp_path / ("packaged" if packaged else "user")
             return save_records(records, arch=arch, family=FAMILY.name, gpu=gpu, root=root)
 
-        def resolve(self, spec=SPEC, shape=SHAPE, *, gpu=GPU, current=NOW):
-            return resolve(
-                spec, ARCH, gpu, shape, FAMILY, current=current, user=tmp_path / "user", packaged=tmp_path / "packaged"
-            )
+        def resolve(self, spec=SPEC, shape=SHAPE, *, gpu=GPU, current=NOW, **ways):
+            folders = {"user": tmp_path / "user", "packaged": tmp_path / "packaged"}
+            return resolve(spec, ARCH, gpu, shape, FAMILY, current=current, **folders, **ways)
 
     return Store()
 
@@ -218,3 +218,28 @@ def test_a_refused_user_record_does_not_hide_the_packaged_one(store):
     store.save(record(FIRST), packaged=True)
     store.save(replace(record(), config={**DEFAULT.to_dict(), "B_r": -16}))
     assert (store.resolve().config, store.resolve().source) == (FIRST, "packaged")
+
+
+def test_a_config_that_breaks_the_build_gate_gives_way_to_the_next(store, caplog):
+    store.save(record(FIRST, shape=at(4096)), record(SECOND, shape=at(1024)))
+    asked = []
+
+    def refusal(config):
+        asked.append(config)
+        return "8 bytes of spill stores" if config == FIRST else ""
+
+    for _ in range(2):
+        found = store.resolve(refusal=refusal)
+    assert (found.config, found.source) == (SECOND, "nearest")
+    assert f"passed over for the build gate: {FIRST} (8 bytes of spill stores)" in found.note
+    assert caplog.text.count("breaks the build gate here and is passed over") == 1
+    assert asked == [FIRST, SECOND] * 2
+
+
+def test_where_no_record_fits_the_default_of_last_resort_is_taken(store):
+    store.save(*(record(config, shape=at(512 << i)) for i, config in enumerate(SPACE[:6])))
+    asked = []
+    found = store.resolve(refusal=lambda config: asked.append(config) or "spills", default=lambda: SECOND)
+    assert (found.config, found.source, found.record) == (SECOND, "default", None)
+    assert "No tuned config fits" in found.note
+    assert len(asked) == MAX_REFUSED

@@ -16,6 +16,7 @@ from flashsmith.generator.errors import StoreError
 from flashsmith.runtime import store_files
 from flashsmith.runtime.store_files import forget, gpu_slug, read_file, save_records, tuned_path
 from flashsmith.runtime.store_schema import record_from_dict
+from flashsmith.runtime.store_yaml import parse_yaml
 
 PLACE = {"arch": "sm_90", "family": "forward_sm80", "gpu": "NVIDIA H200"}
 
@@ -287,3 +288,34 @@ def test_a_long_file_reads_fast(tmp_path):
     assert time.perf_counter() - started < 0.05
     assert logging.getLogger("flashsmith.store").name
     assert os.path.exists(path)
+
+
+def test_a_named_pipe_is_no_file_to_wait_for(tmp_path, caplog):
+    path = tmp_path / "sm_90" / "any" / "forward_sm80.yaml"
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    assert read_file(path).problems == ("it is no regular file",)
+    assert "no regular file" in caplog.text
+
+
+def test_a_warning_names_the_path_once(tmp_path, caplog):
+    path = tmp_path / "sm_90" / "any" / "forward_sm80.yaml"
+    path.parent.mkdir(parents=True)
+    for text in ("records: [", "!!python/object:os.system x", "schema: 9"):
+        path.write_text(text)
+        caplog.clear()
+        read_file(path)
+        assert caplog.text.count(str(path)) == 1, text
+
+
+@pytest.mark.parametrize("cc", ["٩.0", "9.٠", "9", "9.0.0", "-9.0"])
+def test_a_compute_capability_is_two_numbers_in_ascii(cc):
+    data = record().to_dict()
+    with pytest.raises(StoreError, match="cc must be two numbers"):
+        record_from_dict({**data, "device": {**data["device"], "cc": cc}}, where="here")
+
+
+@pytest.mark.parametrize("text", ["!!int '--5'", "!!int ٤", "!!int '5-'"])
+def test_what_only_looks_like_an_integer_is_refused(text):
+    with pytest.raises(StoreError, match="not a plain string"):
+        parse_yaml(text.encode(), where="here")

@@ -6,7 +6,7 @@ import pytest
 from helpers_tune import SHAPE, SPACE
 
 from flashsmith.generator.errors import TuneError
-from flashsmith.runtime.tune.log import Trial, TrialLog, read_rows, read_trials, unfinished_trials
+from flashsmith.runtime.tune.log import Trial, TrialLog, config_key, read_rows, read_trials, unfinished_trials
 
 SESSION = {"spec": "abc", "arch": "sm_90", "device": {"cc": [9, 0]}}
 
@@ -92,3 +92,38 @@ def test_resume_takes_the_open_session_alone(tmp_path):
         assert len(unfinished_trials(path, SESSION, SHAPE)) == 3
         log.write({"kind": "fresh"})
     assert unfinished_trials(path, SESSION, SHAPE) == []
+
+
+def damaged_rows():
+    """Lines of a log that are no trials, and the good trial that each is made from."""
+    good = trial(0).to_dict()
+    changes = [
+        *({"ms_median": value} for value in (-1, 0, float("nan"), float("inf"), "abc", True, None, [], 10**400)),
+        *({"ms_spread": value} for value in (-0.1, "wide", None)),
+        *({"n": value} for value in (-3, 1.5, "9")),
+        *({"raced": 1}, {"registers": None}, {"compile_s": "fast"}, {"message": 7}, {"spec": None}),
+        *({"config": value} for value in ([], {}, None, [["B_r", 64]], {"B_r": None}, {"B_r": [64]}, "B_r")),
+        *({"shape": value} for value in ([], None, 7, {"batch": "4"})),
+        *({"class": value} for value in ("magic", [], None, "crash")),
+    ]
+    return [json.dumps({**good, **change}) for change in changes]
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"kind":' * 50_000, "1" * 5000, *damaged_rows()])
+def test_a_damaged_line_is_counted_and_the_run_goes_on(tmp_path, caplog, line):
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join((json.dumps({"kind": "session", **SESSION}), line, json.dumps(trial(1).to_dict()), "")))
+    assert [t.ms_median for t in unfinished_trials(path, SESSION, SHAPE)] == [2.0]
+    assert caplog.text.count("Skipped 1 damaged line") == 1
+    assert [t.ms_median for t in read_trials(path)] == [2.0]
+
+
+def test_a_config_of_another_space_is_no_trial_to_resume(tmp_path, caplog):
+    path = tmp_path / "log.jsonl"
+    foreign = {**trial(0).to_dict(), "config": {"B_r": 7}}
+    path.write_text(
+        "".join(json.dumps(r) + "\n" for r in ({"kind": "session", **SESSION}, foreign, trial(1).to_dict()))
+    )
+    space = {config_key(config.to_dict()) for config in SPACE}
+    assert [t.ms_median for t in unfinished_trials(path, SESSION, SHAPE, space=space)] == [2.0]
+    assert "Skipped 1 damaged line" in caplog.text

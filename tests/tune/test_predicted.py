@@ -11,7 +11,7 @@ from flashsmith.generator.arch import ARCHS
 from flashsmith.generator.errors import TuneError
 from flashsmith.generator.families import FAMILIES
 from flashsmith.generator.rendering import render
-from flashsmith.runtime.store import forget, resolve
+from flashsmith.runtime.store import forget, read_file, resolve, save_records
 from flashsmith.runtime.tune import study
 from flashsmith.runtime.tune.log import read_rows, read_trials
 from flashsmith.runtime.tune.request import TuneProblem, TuneRequest, usual_shape
@@ -163,3 +163,24 @@ def test_the_whole_road_with_the_compiler_and_the_emulator():
     assert (record.status, record.verified) == ("predicted", "emulator")
     assert result.compiled == 6
     assert record.time.tflops > 50
+
+
+def test_a_weaker_prediction_does_not_replace_a_stronger_one(run):
+    strong = run(shapes=SHAPES[:1])
+    weak = run(shapes=SHAPES, max_compile=6, seed=3)
+    assert [(r.bucket, r.compiled) for r in weak.kept] == [(SHAPES[0], 40)]
+    stored = {r.bucket: r for r in read_file(weak.path).records}
+    assert stored[SHAPES[0]].config == strong.buckets[0].record.config
+    assert (stored[SHAPES[0]].compiled, stored[SHAPES[1]].compiled) == (40, 6)
+    assert run(shapes=SHAPES[:1], prove=0).kept  # as many compiled, but not proved
+    assert run(shapes=SHAPES[:1], max_compile=50).kept == ()
+    fresh = run(shapes=SHAPES[:1], max_compile=6, resume=False)
+    assert fresh.kept == ()
+    assert read_file(fresh.path).records[0].compiled == 6
+
+
+def test_a_prediction_of_another_generator_is_replaced_however_strong(run):
+    (old,) = [bucket.record for bucket in run(shapes=SHAPES[:1]).buckets]
+    stale = replace(old, provenance=replace(old.provenance, generator="0" * 16))
+    save_records([stale], arch="sm_80", family="forward_sm80")
+    assert run(shapes=SHAPES[:1], max_compile=6).kept == ()
