@@ -151,7 +151,9 @@ def test_expanded_heads(device):
     """Case 23: stride 0 over heads."""
     q, k, v = device.qkv(b=2, sq=20, sk=25, h=4, hk=1, d=32)
     expected = device.attention(q, k, v)
-    assert torch.equal(device.attention(q, k.expand(2, 25, 4, 32), v.expand(2, 25, 4, 32)), expected)
+    out, _ = device.check(q, k.expand(2, 25, 4, 32), v.expand(2, 25, 4, 32))
+    # Hopper's copy engine takes no stride 0: another family of kernels, with other last bits, reads such tensors.
+    torch.testing.assert_close(out, expected, rtol=0, atol=2e-3)
 
 
 def test_mods_read_no_table_beyond_its_end(device):
