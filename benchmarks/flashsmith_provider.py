@@ -1,7 +1,13 @@
 """flashsmith as a provider of a benchmark harness that compares attention libraries case by case.
 
-The harness imports this file as a plug-in and gives each case as a dictionary (suite, B, N, M, H, Hk, d, causal,
-layout, dtype) with input sets `data.q[i]`, `data.k[i]`, `data.v[i]`, (batch, seqlen, nheads, head_dim).
+The harness, `peers_bench`, is a program of its own and no part of flashsmith: this file does nothing by itself and is
+imported only there, with `python3 peers_bench.py --plugin flashsmith_provider.py --providers flashsmith,sdpa-flash`.
+Each group of providers has a process of its own. In it the harness calls `load` once (the version for its report), then for
+each case that a provider `supports` `build`, the function that `build` gave, and `done`. The harness checks outputs and
+measures times. `flashsmith bench` compares with torch alone and needs no harness.
+
+A case is a dictionary (suite, B, N, M, H, Hk, d, causal, layout, dtype): batch, rows of Q, rows of K, heads of Q and K,
+head dim. Its inputs are sets `data.q[i]`, `data.k[i]`, `data.v[i]` of (batch, seqlen, nheads, head_dim).
 """
 
 from __future__ import annotations

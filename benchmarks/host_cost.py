@@ -114,6 +114,8 @@ def main() -> None:
             costs = measure(callables("cpu"), options.calls, lambda: None)
         machine = platform.processor() or platform.machine()
     else:
+        if not torch.cuda.is_available():
+            sys.exit("host_cost.py calls kernels on a GPU, and torch sees none: use --fake to leave the launch out.")
         with torch.no_grad():
             costs = measure(callables("cuda"), options.calls, torch.cuda.synchronize)
         machine = torch.cuda.get_device_name()

@@ -5,16 +5,19 @@ Positions are aligned bottom-right: query row i of seqlen_q stands at key positi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from .errors import UsageError
+from .errors import SpecError, UsageError
 from .language import abs, seqlen_k, seqlen_q, tanh
-from .language.ops import SIZE_LIMIT
+from .language.ops import SIZE_LIMIT, float_of, number_text
 
 MaskMod = Callable[..., Any]
 ScoreMod = Callable[..., Any]
+
+#: Caps c such that c and 1 / c are normal numbers of fp32.
+SOFTCAP_MIN = 2.0**-126
+SOFTCAP_MAX = 2.0**126
 
 
 def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -106,14 +109,28 @@ def alibi(slopes: Any) -> ScoreMod:
 
 def softcap(cap: float) -> ScoreMod:
     """cap * tanh(score / cap): scores bounded smoothly by `cap` > 0. Raises UsageError."""
-    if isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < math.inf:
-        raise UsageError(f"softcap must be a positive finite number, but got {cap!r}. Leave it out for no cap.")
-    softcap, inverse_softcap = float(cap), 1.0 / float(cap)  # a product costs less than a division
+    softcap = softcap_value(cap)
+    inverse_softcap = 1.0 / softcap  # a product costs less than a division
 
     def capped(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return softcap * tanh(score * inverse_softcap)
 
     return capped
+
+
+def softcap_value(cap: object) -> float:
+    """`cap` as a float. Raises SpecError unless it is a number such that fp32 holds it and 1 / cap as normal numbers.
+
+    Beyond those, the kernel's product score * (1 / cap) would be NaN or 0. NumPy's numbers are numbers too.
+    """
+    number = float_of(cap)
+    if number is not None and SOFTCAP_MIN <= number <= SOFTCAP_MAX:
+        return number
+    raise SpecError(
+        f"softcap must be 0 (none) or a number from {SOFTCAP_MIN:.3g} to {SOFTCAP_MAX:.3g}, such that fp32 holds it and"
+        f" its inverse, but got {number_text(cap)}. Usual caps are 10 to 100; pass 0.0 for no cap, and .item() of a"
+        " tensor."
+    )
 
 
 def _is_int(value: object) -> bool:

@@ -14,14 +14,22 @@ from typing import Any, Literal, overload
 
 import torch
 
-from ..generator.errors import LaunchError, TensorError, UnsupportedError
+from ..generator.errors import LaunchError, TensorError
 from . import preparation
 from .captures import read_captures
 from .device import Backend, CudaBackend
 from .launch import Plan, PlanRecord
 from .preparation import prepare_call, remember
-from .problem import MaskMod, ScoreMod, Window, window_of
-from .tensors import Inputs, check_alibi_slopes, check_inputs, is_cupy, readable, torch_from_cupy
+from .problem import MaskMod, ScoreMod, Window, check_flag, window_of
+from .tensors import (
+    Inputs,
+    check_alibi_slopes,
+    check_inputs,
+    check_no_gradient,
+    is_cupy,
+    readable,
+    torch_from_cupy,
+)
 
 __all__ = ["attention", "explain", "last_plan", "reset"]
 
@@ -203,7 +211,7 @@ def _plain(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[Any, Any, Any,
     if type(window) is not tuple or any(type(side) is not int for side in window):
         new["window_size"] = window_of(window)
     if type(causal) is not bool:
-        new["causal"] = bool(causal)
+        new["causal"] = check_flag("causal", causal)
     if is_cupy(call.get("alibi_slopes")):
         new["alibi_slopes"] = torch_from_cupy("alibi_slopes", call["alibi_slopes"])
     changed = any(new[name] is not call[name] for name in call)
@@ -233,12 +241,7 @@ def _checked(q: Any, k: Any, v: Any, call: dict[str, Any]) -> Inputs:
     if call.get("alibi_slopes") is not None:
         check_alibi_slopes(call["alibi_slopes"], inputs, q.device)
     captures = read_captures(*(call.get(name) for name in ("alibi_slopes", "mask_mod", "score_mod")))
-    wants_grad = any(t.requires_grad for t in (q, k, v)) or (captures is not None and captures.wants_grad)
-    if wants_grad and _is_grad_enabled():
-        raise UnsupportedError(
-            "An input requires a gradient, and this version computes the forward only."
-            " Call it under torch.no_grad(), or pass q.detach(), k.detach(), v.detach()."
-        )
+    check_no_gradient(q, k, v, *(() if captures is None else captures.tensors))
     if inputs.device_type == "cuda" and torch.cuda._is_in_bad_fork():
         raise LaunchError(
             "This process was forked from one that had already used CUDA, and a GPU cannot be used after that."

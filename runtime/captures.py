@@ -67,7 +67,8 @@ def _read_value(value: Any, parts: list[Any], tensors: list[Any], depth: int) ->
         return True
     if kind in (str, types.BuiltinFunctionType, type):
         parts.append(value)
-        return True
+        # The attributes of a user's class may change between calls.
+        return kind is not type or value.__module__.partition(".")[0] in _CONSTANT_MODULES
     if isinstance(value, numbers.Real):
         # 3, 3.0 and True are equal as keys, 0.0 and -0.0 too; their traces differ.
         parts.append((kind, repr(value)))
@@ -137,7 +138,13 @@ def _walk_global_names(code: types.CodeType) -> Iterator[str]:
 
 
 def _read_tensor(tensor: Any, parts: list[Any], tensors: list[Any]) -> None:
-    strides = tensor.stride() if hasattr(tensor, "stride") else tensor.strides
+    try:
+        strides = tensor.stride() if hasattr(tensor, "stride") else tensor.strides
+    except RuntimeError:  # a sparse tensor: refused before a launch
+        strides = tensor.layout
+    # Torch's negative bit: such a tensor is refused, also after one without it was taken.
+    is_neg = getattr(tensor, "is_neg", None)
+    negated = is_neg is not None and is_neg()
     device = getattr(tensor, "device", None)
     first = 0
     for other in tensors:
@@ -145,5 +152,5 @@ def _read_tensor(tensor: Any, parts: list[Any], tensors: list[Any]) -> None:
             break
         first += 1
     # NumPy's and CuPy's dtype and device objects hash by value, as torch's do.
-    parts.append((tensor.__class__, tensor.dtype, tuple(tensor.shape), strides, device, first))
+    parts.append((tensor.__class__, tensor.dtype, tuple(tensor.shape), strides, device, first, negated))
     tensors.append(tensor)

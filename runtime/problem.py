@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..generator import mods
 from ..generator.errors import SpecError, TraceError
 from ..generator.language import Traced, and_masks, compose_scores, trace_mask, trace_score
 from ..generator.language.node import const, leaf
+from ..generator.language.ops import float_of, number_text
 from ..generator.spec import AttentionSpec
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def problem_of(
     """
     left, right = window_of(window_size)
     masks: list[Traced] = []
-    if causal or right == 0:
+    if check_flag("causal", causal) or right == 0:
         masks.append(trace_mask(mods.causal))
         right = -1
     if left >= 0 or right >= 0:
@@ -68,7 +69,7 @@ def problem_of(
         masks.append(_traced(mask_mod, "mask"))
     scores: list[Traced] = []
     if check_softcap(softcap):
-        scores.append(trace_score(mods.softcap(float(softcap))))
+        scores.append(trace_score(mods.softcap(softcap)))
     if alibi_slopes is not None:
         scores.append(trace_score(mods.alibi(alibi_slopes)))
     if score_mod is not None:
@@ -123,12 +124,25 @@ def _window_side(side: Any, window_size: Window) -> int:
 
 
 def check_softcap(softcap: float) -> bool:
-    """Whether a softcap is asked for; 0 and None ask for none. Raises SpecError unless it is finite and >= 0."""
-    if softcap is None:
+    """Whether a softcap is asked for; 0 and None ask for none. Raises SpecError as `mods.softcap_value` does."""
+    if softcap is None or float_of(softcap) == 0.0:
         return False
-    if isinstance(softcap, bool) or not isinstance(softcap, (int, float)) or not 0 <= softcap < math.inf:
-        raise SpecError(f"softcap must be a finite number >= 0, but got {softcap!r}. Use 0.0 for none.")
-    return softcap > 0
+    mods.softcap_value(softcap)
+    return True
+
+
+def check_flag(name: str, value: object) -> bool:
+    """`value` as a bool. One bool of NumPy or torch, 0 and 1 are taken too; raises SpecError for anything else."""
+    if isinstance(value, bool):
+        return value
+    is_bool = str(getattr(value, "dtype", "")).endswith("bool") and getattr(value, "shape", None) == ()
+    if is_bool or isinstance(value, numbers.Integral):
+        number = int(cast(int, value))
+        if number in (0, 1):
+            return bool(number)
+    raise SpecError(
+        f"{name} must be True or False, but got {number_text(value)} ({type(value).__name__}). Pass one of the two."
+    )
 
 
 def _traced(function: MaskMod | ScoreMod, kind: str) -> Traced:

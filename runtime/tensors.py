@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..generator.errors import SpecError, TensorError, TensorTypeError, UnsupportedError
-from ..generator.language.ops import SIZE_LIMIT
+from ..generator.language.cuda import check_storage
+from ..generator.language.ops import SIZE_LIMIT, float_of, number_text
 from ..generator.spec import HEAD_DIM_STEP, MAX_HEAD_DIM, ProblemShape
 
 if TYPE_CHECKING:
@@ -183,7 +184,11 @@ def _check_sizes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> 
                 f"{name} must be a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_STEP} to {MAX_HEAD_DIM}, but got {value}"
                 f" ({shapes}). Zero-pad the last dimension with torch.nn.functional.pad and cut the output."
             )
-    if k[2] == 0 or q[2] % k[2]:
+    if k[2] == 0:
+        raise SpecError(
+            f"k and v must have at least one head (dimension 2), but got {shapes}. Pass nheads_k >= 1 heads."
+        )
+    if q[2] % k[2]:
         raise SpecError(
             f"nheads of q must be a multiple of nheads of k and v, but got {q[2]} and {k[2]} ({shapes})."
             " Repeat or drop heads so that the ratio is an integer."
@@ -226,23 +231,36 @@ def check_alibi_slopes(slopes: object, inputs: Inputs, device: torch.device) -> 
             f" {slopes.dtype} of shape {tuple(slopes.shape)} on {slopes.device}."
             " Use slopes.to(device=q.device, dtype=torch.float32) and one slope a query head."
         )
+    check_storage("alibi_slopes", slopes)
+
+
+def check_no_gradient(*tensors: Any) -> None:
+    """Raises UnsupportedError where one of `tensors` requires a gradient, under torch's grad mode."""
+    import torch
+
+    if any(getattr(tensor, "requires_grad", False) for tensor in tensors) and torch.is_grad_enabled():
+        raise UnsupportedError(
+            "An input requires a gradient, and this version computes the forward only."
+            " Call it under torch.no_grad(), or pass q.detach(), k.detach(), v.detach()."
+        )
 
 
 def check_softmax_scale(scale: object, head_dim: int) -> float:
     """The scale as a float; 1/sqrt(head_dim) for None. Raises SpecError unless it is a positive, finite fp32 number."""
     if scale is None:
         return 1.0 / math.sqrt(head_dim)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+    number = float_of(scale)
+    if number is None:
         raise SpecError(
-            f"softmax_scale must be a Python number or None, but got {type(scale).__name__} {scale!r}."
+            f"softmax_scale must be a number or None, but got {type(scale).__name__} {number_text(scale)}."
             " Call .item() on a tensor (it waits for the GPU), or scale q instead."
         )
-    if not 1e-37 < scale < 1e37:  # false for NaN, too
+    if not 1e-37 < number < 1e37:  # false for NaN, too
         raise SpecError(
-            f"softmax_scale must be a finite number above 0 that fp32 can hold, but got {scale!r}."
+            f"softmax_scale must be a finite number above 0 that fp32 can hold, but got {number_text(scale)}."
             " Negate q for a negative scale; leave it out for 1/sqrt(head_dim)."
         )
-    return float(scale)
+    return number
 
 
 def copy_reason(sizes: Sequence[int], strides: Sequence[int], address: int) -> str | None:

@@ -20,10 +20,12 @@ from typing import Any, NoReturn
 from ..errors import TraceError
 from . import functions
 from .node import MAX_TABLE_DIMS, TABLE_DTYPES, ScalarSlot, TableSlot, is_slot_name, make
-from .objects import CapturedObject
+from .objects import CapturedObject, checked_method, target_of
 from .ops import INT64_MAX, INT64_MIN, SCALAR_LIMIT, round_fp32
+from .purity import Area, area_of, refuse_assignments, refused
 from .refusals import trace_error
-from .sites import site_text
+from .sites import source_site
+from .tracing import noted
 from .values import Table, Value
 
 #: Element type names of torch, cupy and numpy, without their module.
@@ -33,7 +35,9 @@ _DTYPE_NAMES = {
 }  # fmt: skip
 #: Captured values of these types are constants of the graph: another one is another kernel.
 _CONSTANTS = (bool, str, bytes, enum.Enum, Value, types.ModuleType, types.BuiltinFunctionType, type)
-_FOREIGN_MODULES = ("torch", "numpy", "cupy", "math", "operator", __package__)
+#: Functions of these are called as they are.
+_LANGUAGE = __name__.rpartition(".")[0]
+_FOREIGN = (Area.ARRAYS, Area.PURE)
 
 
 class Captures:
@@ -60,7 +64,9 @@ class Captures:
             return self._object(type(fn).__name__, fn)
         if id(fn) in self._wrapped:
             return self._wrapped[id(fn)]  # type: ignore[no-any-return]
-        refuse_side_effects(fn.__code__)
+        if area_of(fn.__module__) is Area.LIBRARY:
+            return refused(f"{fn.__module__}.{fn.__qualname__}()", source_site)
+        refuse_assignments(fn.__code__)
         cells = tuple(types.CellType() for _ in fn.__closure__ or ())
         scope: dict[str, Any] = dict(fn.__globals__)
         made = types.FunctionType(fn.__code__, scope, fn.__name__, None, cells)
@@ -70,6 +76,8 @@ class Captures:
                 scope[name] = self.wrap(name, fn.__globals__[name], ("global", id(fn.__globals__), name))
             elif name in _BUILTINS:
                 scope[name] = _BUILTINS[name]
+            elif name == "type":
+                scope[name] = _Type(self._wrapped)
         for name, old, new in zip(fn.__code__.co_freevars, fn.__closure__ or (), cells, strict=True):
             try:
                 contents = old.cell_contents
@@ -91,8 +99,14 @@ class Captures:
 
     def wrap(self, name: str, value: Any, key: Any) -> Any:
         """What stands for captured `value` in the traced function; `key` tells captured variables apart."""
+        try:
+            return self._wrap(name, value, key)
+        except TraceError as error:
+            raise noted(error) from None
+
+    def _wrap(self, name: str, value: Any, key: Any) -> Any:
         if value is None or isinstance(value, _CONSTANTS):
-            return value
+            return self._constant(name, value)
         if isinstance(value, numbers.Real):
             if key not in self._wrapped:
                 self._wrapped[key] = self._scalar(name, value)
@@ -104,15 +118,27 @@ class Captures:
         if isinstance(value, tuple | list):
             return tuple(self.wrap(f"{name}_{i}", v, (key, i)) for i, v in enumerate(value))
         if isinstance(value, types.FunctionType | functools.partial):
-            module = getattr(value, "__module__", None) or ""
-            foreign = any(module == m or module.startswith(f"{m}.") for m in _FOREIGN_MODULES)
-            return value if foreign else self.function(value)
+            module = getattr(value, "__module__", None)
+            area = area_of(module)
+            own = isinstance(module, str) and module.startswith(_LANGUAGE)
+            return value if own or area in _FOREIGN else self.function(value)
         inline = getattr(value, "inline_into", None)  # a Traced
         if inline is not None:
             return inline(self)
         if hasattr(value, "dtype") and hasattr(value, "item"):  # a scalar of numpy that is no number: bool_
             return self.wrap(name, value.item(), key)
         return self._object(name, value)
+
+    def _constant(self, name: str, value: Any) -> Any:
+        """`value`, or what stands for a user's module or class: its attributes are captured values too."""
+        if isinstance(value, types.BuiltinFunctionType):
+            owner = value.__self__
+            return value if owner is None or isinstance(owner, type | types.ModuleType) else checked_method(value)
+        if isinstance(value, types.ModuleType):
+            return self._object(name, value) if area_of(value.__name__) is Area.USER else value
+        if isinstance(value, type) and not issubclass(value, BaseException):
+            return self._object(name, value) if area_of(value.__module__) is Area.USER else value
+        return value
 
     def _object(self, name: str, value: Any) -> CapturedObject:
         if id(value) not in self._wrapped:
@@ -174,22 +200,6 @@ def table_dtype(name: str, tensor: Any) -> str:
     return _DTYPE_NAMES[text]
 
 
-def refuse_side_effects(code: types.CodeType) -> None:
-    """Raises TraceError where `code`, or a function inside it, assigns to a variable outside it."""
-    for instruction, owner in _instructions(code):
-        op, name = instruction.opname, instruction.argval
-        outside = op in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
-            op in ("STORE_DEREF", "DELETE_DEREF") and name in code.co_freevars
-        )
-        if outside:
-            line = instruction.positions.lineno if instruction.positions else None
-            raise TraceError(
-                f"A mask or score function must have no side effects, but it assigns to {name}, which lives outside it."
-                f" It is traced once and never runs again; return the value instead."
-                f"{site_text(owner.co_filename, line or owner.co_firstlineno)}"
-            )
-
-
 def _instructions(code: types.CodeType) -> Iterator[tuple[dis.Instruction, types.CodeType]]:
     for instruction in dis.get_instructions(code):
         yield instruction, code
@@ -217,6 +227,41 @@ def _traced_or(python: Callable[..., Any], traced: Callable[..., Any]) -> Callab
     return choose
 
 
+def _isinstance(value: Any, classes: Any) -> bool:
+    asked = classes if isinstance(classes, tuple) else (classes,)
+    if isinstance(value, Value | Table) and any(kind in _NUMBER_TYPES for kind in asked if isinstance(kind, type)):
+        raise trace_error(
+            "isinstance() of a traced value takes one branch for every index: it is a stand-in, no Python number."
+            " b, h, q_idx and kv_idx are ints, and score is a float; remove the check."
+        )
+    return isinstance(target_of(value), classes)
+
+
+_NUMBER_TYPES = frozenset({int, float, bool, complex, numbers.Number, numbers.Complex, numbers.Real, numbers.Rational,
+                           numbers.Integral})  # fmt: skip
+
+
+class _Type:
+    """`type` inside a traced function: as Python's, but refused for traced values."""
+
+    def __init__(self, wrapped: dict[Any, Any]) -> None:
+        self._wrapped = wrapped
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1:
+            return type(*args, **kwargs)
+        if isinstance(args[0], Value | Table):
+            raise trace_error(
+                "type() of a traced value takes one branch for every index: it is a stand-in, no Python number."
+                " b, h, q_idx and kv_idx are ints, and score is a float; remove the check."
+            )
+        kind = type(target_of(args[0]))
+        return self._wrapped.get(id(kind), kind)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(target_of(instance), type)
+
+
 def _refused(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise trace_error(f"A mask or score function must have no side effects, but it calls {name}(). Remove it.")
@@ -227,6 +272,7 @@ def _refused(name: str) -> Callable[..., Any]:
 _BUILTINS: dict[str, Callable[..., Any]] = {
     "min": _traced_or(builtins.min, lambda *args: functools.reduce(functions.minimum, args)),
     "max": _traced_or(builtins.max, lambda *args: functools.reduce(functions.maximum, args)),
+    "isinstance": _isinstance,
     "float": _traced_or(builtins.float, functions.to_float),
     **{name: _refused(name) for name in ("print", "input", "open", "exec", "eval", "setattr", "globals", "breakpoint")},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import TensorError
 from .bounds import kv_bounds
@@ -99,10 +100,11 @@ def mod_argument_values(prefix: str, traced: Traced) -> dict[str, int | float]:
 
 
 def check_tables(traced: Traced, *, batch: int, nheads: int, seqlen_q: int, seqlen_k: int) -> None:
-    """Raises TensorError where a captured tensor is too small for the indices that the graph reads it with."""
+    """Raises TensorError where a captured tensor is no plain memory, or too small for the graph's indices."""
     limits = {"b": ("batch", batch), "h": ("nheads", nheads), "q_idx": ("seqlen_q", seqlen_q)}
     limits |= {"kv_idx": ("seqlen_k", seqlen_k), "size": ("its indices", 1)}
     for slot, table in zip(traced.graph.tables, traced.tables, strict=True):
+        check_storage(f"The captured tensor {slot.name}", table)
         shape = tuple(int(n) for n in table.shape)
         if len(shape) != slot.ndim:
             raise TensorError(f"The captured tensor {slot.name} needs {slot.ndim} dimensions, but has shape {shape}.")
@@ -114,6 +116,22 @@ def check_tables(traced: Traced, *, batch: int, nheads: int, seqlen_q: int, seql
                         f"Dimension {dimension} of the captured tensor {slot.name} must have at least {need} elements"
                         f" for {word}, but its shape is {shape}. Pass a larger tensor, or expand() it."
                     )
+
+
+def check_storage(name: str, tensor: Any) -> None:
+    """Raises TensorError unless the elements of `tensor` lie in memory as strides say: a kernel reads them raw."""
+    layout = str(getattr(tensor, "layout", "strided")).rpartition(".")[2]
+    if layout != "strided":
+        raise TensorError(f"{name} must be a dense tensor, but its layout is {layout}. Call .to_dense() first.")
+    if type(tensor).__name__ == "FakeTensor":
+        raise TensorError(f"{name} must have data of its own, but it is a FakeTensor. Pass the tensor it stands for.")
+    for bit in ("neg", "conj"):
+        is_set = getattr(tensor, f"is_{bit}", None)
+        if is_set is not None and is_set():
+            raise TensorError(
+                f"{name} must hold its values as they are, but torch's {'negative' if bit == 'neg' else 'conjugate'}"
+                f" bit is set: its memory has the other sign. Pass tensor.resolve_{bit}()."
+            )
 
 
 def _index_kinds(graph: Graph, slot: TableSlot) -> list[list[str]]:

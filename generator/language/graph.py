@@ -10,6 +10,7 @@ from typing import Any
 from ..digest import digest_of
 from ..errors import SpecError
 from .node import (
+    MAX_NODES,
     MAX_TABLE_DIMS,
     SCALAR_DTYPES,
     TABLE_DTYPES,
@@ -25,8 +26,6 @@ from .node import (
 from .ops import ARITY, INDEX_LEAVES, INT64_MAX, INT64_MIN, SIZE_LEAVES, TILE_LEAVES, fp32_text, result_dtype
 
 __all__ = ["MAX_NODES", "Graph", "Node", "ScalarSlot", "TableSlot"]
-
-MAX_NODES = 4096
 
 
 @total_ordering

@@ -18,6 +18,8 @@ from .ops import result_dtype, round_fp32
 from .ranges import ANY, LEAF_RANGE, SCALAR_RANGES, TABLE_RANGES, Range, range_of
 
 MAX_TABLE_DIMS = 8
+#: Operations of one graph.
+MAX_NODES = 4096
 SCALAR_DTYPES = ("int32", "int64", "fp32")
 #: dtype of a captured tensor -> type of its elements in the language.
 TABLE_DTYPES = {

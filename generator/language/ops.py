@@ -7,6 +7,7 @@ where it can prove that nothing is lost. `//` and `%` round towards minus infini
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 import struct
 from collections.abc import Callable, Mapping
@@ -133,3 +134,21 @@ PYTHON_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "not": operator.not_,
     "where": lambda c, a, b: a if c else b,
 }
+
+
+def number_text(value: object) -> str:
+    """`value` for a message: its type and repr, shortened (Python refuses to print integers of many digits)."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def float_of(value: object) -> float | None:
+    """A number (Python's, NumPy's, a fraction) as a float, infinite where it is beyond them; None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if abs(value) == value else -math.inf

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .node import Node, const, make, walk
+from .node import Node, const, make
 from .ops import INT64_MAX, INT64_MIN, PYTHON_FUNCTIONS
+from .tracing import current
 
 TRUE, FALSE = const(True), const(False)
 ZERO = const(0)
@@ -288,13 +289,24 @@ def _not(a: Node) -> Node | None:
 
 def negate(node: Node) -> Node:
     """The negation of a bool node, pushed down to its comparisons."""
-    done: dict[Node, Node] = {}
-    for inner in walk(node):
-        if inner.op in ("and", "or") and inner.dtype == "bool":
-            a, b = (done[x] for x in inner.args)
-            done[inner] = make("or" if inner.op == "and" else "and", (a, b))
-        elif inner.dtype == "bool":
+    trace = current()
+    done: dict[Node, Node] = {} if trace is None else trace.negations
+    stack = [node]
+    while stack:
+        inner = stack[-1]
+        if inner in done:
+            stack.pop()
+            continue
+        if inner.op not in ("and", "or"):
             done[inner] = _opposite(inner)
+            continue
+        missing = [x for x in inner.args if x not in done]
+        if missing:
+            stack.extend(reversed(missing))
+            continue
+        a, b = (done[x] for x in inner.args)
+        done[inner] = negation = make("or" if inner.op == "and" else "and", (a, b))
+        done[negation] = inner
     return done[node]
 
 

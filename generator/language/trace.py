@@ -12,9 +12,11 @@ from ..errors import TraceError
 from .capture import Captures
 from .graph import MAX_NODES, Graph
 from .node import Node, ScalarSlot, leaf, make, rewrite
+from .purity import guarded
 from .rules import rebuild
 from .simplify import simplify
 from .sites import site_text
+from .tracing import tracing
 from .values import Value, as_float, to_node
 
 MASK_SIGNATURE = ("b", "h", "q_idx", "kv_idx")
@@ -103,17 +105,23 @@ def _trace_once(fn: Callable[..., Any], kind: str, names: tuple[str, ...]) -> Tr
     captures = Captures()
     made = captures.function(fn)
     _check_signature(fn, kind, names)
-    try:
-        result = made(*(Value(leaf(name)) for name in names))
-        root = _root_of(result, kind, _name(fn))
-    except TraceError:
-        raise
-    except Exception as error:
+    arguments = [Value(leaf(name)) for name in names]
+    with tracing() as trace:
+        root, error = _run(lambda: _root_of(_call(made, arguments), kind, _name(fn)))
+        graph = None if root is None or trace.errors else simplify(Graph(kind, root))
+    if trace.errors and error is not trace.errors[0]:
+        raise TraceError(
+            f"{trace.errors[0]} {_name(fn)} caught this error, and what it computed then would hold for every index:"
+            " take the `try` away."
+        ) from None
+    if isinstance(error, TraceError):
+        raise error
+    if graph is None:
+        assert error is not None
         raise TraceError(
             f"The {kind} function {_name(fn)} raised {type(error).__name__} while it was traced: {error}."
             f" It may only compute with its arguments, numbers and elements of captured tensors.{_error_site(error)}"
         ) from error
-    graph = simplify(Graph(kind, root))
     if len(graph.nodes) > MAX_NODES:
         raise TraceError(
             f"A {kind} function may have at most {MAX_NODES} operations, but {_name(fn)} has {len(graph.nodes)}."
@@ -125,6 +133,19 @@ def _trace_once(fn: Callable[..., Any], kind: str, names: tuple[str, ...]) -> Tr
         tuple(captures.scalars[slot] for slot in graph.scalars),
         tuple(captures.tables[slot] for slot in graph.tables),
     )
+
+
+def _call(made: Callable[..., Any], arguments: list[Value]) -> Any:
+    with guarded():
+        return made(*arguments)
+
+
+def _run(compute: Callable[[], Node]) -> tuple[Node | None, BaseException | None]:
+    """(root, None), or (None, what was raised); a request to end the process is an error like others."""
+    try:
+        return compute(), None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
+        return None, error
 
 
 def _check_divisors(graph: Graph, captures: Captures, name: str) -> None:
@@ -166,7 +187,7 @@ def _name(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
 
-def _error_site(error: Exception) -> str:
+def _error_site(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = __file__.rpartition("/")[0]
     for frame in reversed(frames):

@@ -6,10 +6,11 @@ import math
 import numbers
 from typing import Any, NoReturn
 
-from .node import Node, TableSlot, const, leaf, make
+from .node import MAX_NODES, Node, TableSlot, const, leaf, make
 from .ops import INT64_MAX, INT64_MIN
-from .refusals import BRANCH_REMEDY, Refusals, trace_error
+from .refusals import BRANCH_REMEDY, Refusals, stand_in_text, trace_error
 from .rules import build
+from .tracing import current
 
 _NUMPY_OPERATORS = {
     "add": "__add__", "subtract": "__sub__", "multiply": "__mul__", "divide": "__truediv__",
@@ -19,17 +20,29 @@ _NUMPY_OPERATORS = {
 }  # fmt: skip
 
 
+#: Values a trace may make: some are dropped or folded, but a loop that never ends must not fill the memory.
+MAX_VALUES = 4 * MAX_NODES
+
+
 class Value(Refusals):
     """A symbolic bool, int or fp32. Python's operators on it build the expression graph."""
 
     __slots__ = ("node",)
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = Refusals.__hash__
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        tracing = current()
+        if tracing is not None:
+            tracing.values += 1
+            if tracing.values > MAX_VALUES:
+                raise trace_error(
+                    f"A mask or score function may have at most {MAX_NODES} operations, but this one has made"
+                    f" {MAX_VALUES} by this line. Shorten its loops, or put precomputed values into a captured tensor."
+                )
 
     def __repr__(self) -> str:
-        return f"<traced {self.node.dtype}>"
+        return stand_in_text(f"<traced {self.node.dtype}>")
 
     def __add__(self, other: Any) -> Value:
         return arithmetic("add", "+", self, other)
@@ -131,7 +144,8 @@ class Value(Refusals):
 
     def __pow__(self, other: Any) -> Value:
         if type(other) is not int or not 1 <= other <= 8:
-            raise trace_error(f"`**` takes a literal exponent from 1 to 8, but got {other!r}. Use exp and log.")
+            shown = "a traced one" if isinstance(other, Value | Table) else repr(other)
+            raise trace_error(f"`**` takes a literal exponent from 1 to 8, but got {shown}. Use exp and log.")
         result = self
         for _ in range(other - 1):
             result = result * self
@@ -162,10 +176,19 @@ class Table:
     """A captured tensor while its function is traced: `table[i, j]` reads one element."""
 
     __slots__ = ("slot",)
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = Refusals.__hash__
 
     def __init__(self, slot: TableSlot) -> None:
         self.slot = slot
+
+    def __repr__(self) -> str:
+        return stand_in_text(f"<captured tensor {self.slot.name}>")
+
+    def __eq__(self, other: object) -> Any:
+        return _equality("eq", "==", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return _equality("ne", "!=", self, other)
 
     def __getitem__(self, index: Any) -> Value:
         slot = self.slot

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...generator.digest import digest_of
 from ...generator.errors import EmulatorError, unknown_name_message
+from .. import variables
 from . import object_cache
 from .host_text import HostText
 from .toolchain import Toolchain, find_toolchain
@@ -67,8 +68,8 @@ def kernel_program(text: HostText, flavour: str) -> Path:
         (folder / "kernel.cpp").write_text(text.text)
         compile_flags = [*_KERNEL_FLAGS, *flags.kernel, f"-I{HERE}"]
         link = ["-pie", *flags.link, "kernel.o", str(engine)]
-        _run(toolchain, [*compile_flags, "-c", "kernel.cpp", "-o", "kernel.o"], folder, "kernel")
-        _run(toolchain, [*link, "-o", PROGRAM], folder, "program")
+        _run(toolchain, [*compile_flags, "-c", "kernel.cpp"], folder, "kernel", output="kernel.o")
+        _run(toolchain, link, folder, "program", output=PROGRAM)
         (folder / "kernel.o").unlink()
 
     return object_cache.cached(f"kernel-{flavour}", key, PROGRAM, build)
@@ -85,7 +86,7 @@ def engine_object(flavour: str) -> Path:
         # One translation unit: the switch between fibers and the checks inline into the primitives.
         files = [name for name in _sources() if name.endswith(".cpp")]
         (folder / "engine.cpp").write_text("".join(f'#include "{name}"\n' for name in files))
-        _run(toolchain, [*flags, f"-I{HERE}", "-c", "engine.cpp", "-o", ENGINE], folder, "engine")
+        _run(toolchain, [*flags, f"-I{HERE}", "-c", "engine.cpp"], folder, "engine", output=ENGINE)
 
     return object_cache.cached(f"engine-{flavour}", key, ENGINE, build)
 
@@ -106,11 +107,11 @@ def _identity(toolchain: Toolchain) -> tuple[str, ...]:
     return (*toolchain.command, toolchain.version, engine_digest())
 
 
-def _run(toolchain: Toolchain, arguments: list[str], folder: Path, what: str) -> None:
-    """One call of the compiler in `folder`."""
+def _run(toolchain: Toolchain, arguments: list[str], folder: Path, what: str, *, output: str) -> None:
+    """One call of the compiler in `folder` that makes the file `output`. Raises EmulatorError where it does not."""
     try:
         done = subprocess.run(
-            [*toolchain.command, *arguments],
+            [*toolchain.command, *arguments, "-o", output],
             cwd=folder,
             capture_output=True,
             text=True,
@@ -122,6 +123,17 @@ def _run(toolchain: Toolchain, arguments: list[str], folder: Path, what: str) ->
         raise EmulatorError(
             f"The emulator's {what} must compile within {_COMPILE_SECONDS} s, but {toolchain} took longer."
         ) from None
+    except OSError as error:
+        raise EmulatorError(
+            f"The emulator's {what} does not compile: {toolchain} does not run: {error}."
+            f" Name another compiler in {variables.CXX}."
+        ) from None
+    if done.returncode == 0 and not (folder / output).is_file():
+        raise EmulatorError(
+            f"The emulator's {what} does not compile: {toolchain} ended without an error and wrote no {output}."
+            f" Name a C++17 compiler in {variables.CXX}, or unset it to use the one on PATH.",
+            report=done.stderr,
+        )
     if done.returncode != 0:
         first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:300])
         raise EmulatorError(

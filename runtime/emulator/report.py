@@ -121,6 +121,8 @@ def read_report(path: Path, outcome: Outcome, text: HostText, *, flavour: str, s
     if outcome.returncode != 0 and not findings:
         last = (outcome.stderr.strip().splitlines() or ["no message"])[-1]
         findings.append(Finding("crash", f"the process ended with status {outcome.returncode}: {last}"))
+    if not tail and not findings:
+        findings.append(Finding("crash", "the process ended without a report: what was compiled is not the kernel"))
     return Report(
         findings=tuple(_with_code(finding, text) for finding in findings),
         counters=tail.get("counters", {}),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...generator.errors import EmulatorError, unknown_name_message
 from ...generator.source import KernelSource
+from .. import variables
 from . import build, object_cache
 from .host_text import HostText, host_text
 from .job import SCHEDULES, HostBuffer, Job, pointer_offsets
@@ -102,7 +103,15 @@ def emulate_text(
             outcome = _run(program, folder, time_limit)
         except OSError:  # the cached program is none for this machine
             object_cache.discard(program)
-            outcome = _run(build.kernel_program(text, flavour), folder, time_limit)
+            program = build.kernel_program(text, flavour)
+            try:
+                outcome = _run(program, folder, time_limit)
+            except OSError as error:
+                object_cache.discard(program)
+                raise EmulatorError(
+                    f"The emulator's program does not run: {error}. Name a C++17 compiler that builds programs for this"
+                    f" machine in {variables.CXX}, or unset it."
+                ) from None
         report = read_report(folder / "report", outcome, text, flavour=flavour, schedule=schedule)
         results = folder / "result"
         if results.exists():

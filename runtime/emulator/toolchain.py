@@ -37,7 +37,12 @@ def find_toolchain() -> Toolchain:
     """
     asked = variables.cxx()
     if asked is not None:
-        words = tuple(shlex.split(asked))
+        try:
+            words = tuple(shlex.split(asked))
+        except ValueError as error:
+            raise MissingComponentError(
+                f"{variables.CXX} must be a command line, but {asked!r} is none: {error}. Correct its quotes."
+            ) from None
         path = shutil.which(words[0]) if words else None
         if path is None:
             raise MissingComponentError(

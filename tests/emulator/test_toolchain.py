@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flashsmith.generator.errors import MissingComponentError
+from flashsmith.generator.errors import EmulatorError, MissingComponentError
+from flashsmith.runtime.emulator import build
 from flashsmith.runtime.emulator.toolchain import find_toolchain
 
 
@@ -45,3 +46,37 @@ def test_a_compiler_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch, 
 def test_words_after_the_compiler_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHSMITH_CXX", "g++ -m64")
     assert find_toolchain().command[1:] == ("-m64",)
+
+
+def test_quotes_that_do_not_close_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHSMITH_CXX", "g++ '-m64")
+    with pytest.raises(
+        MissingComponentError, match=r"FLASHSMITH_CXX must be a command line, but .* No closing quotation"
+    ):
+        find_toolchain()
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_compiler_that_writes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHSMITH_CXX", "/bin/true")
+    with pytest.raises(
+        EmulatorError, match=r"engine does not compile: /bin/true .* wrote no engine\.o.*FLASHSMITH_CXX"
+    ):
+        build.engine_object("plain")
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_compiler_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    once = tmp_path / "once-c++"
+    once.write_text("#!/bin/sh\necho once 1.0\n")
+    once.chmod(0o755)
+    monkeypatch.setenv("FLASHSMITH_CXX", str(once))
+    find_toolchain()  # its version is known from here on
+    once.write_text("no program")
+    with pytest.raises(EmulatorError, match=r"once-c\+\+ .* does not run: .*FLASHSMITH_CXX"):
+        build.engine_object("plain")

@@ -101,7 +101,7 @@ def printing(b: Any, h: Any, q: Any, kv: Any) -> Any:
         (writing_object, ["no side effects", "config.window"]),
         (printing, ["no side effects", "print()", "print(q)"]),
         (lambda b, h, q, kv: numbers.append(1) or q >= kv, ["AttributeError", "append"]),
-        (lambda b, h, q, kv: q * random.random() >= kv, ["same expression each time", "random numbers"]),
+        (lambda b, h, q, kv: q * random.random() >= kv, ["no side effects", "Random.random()", "random.random()"]),
         (looping, ["known integer (range()", "for i in range(q):"]),
         (lambda b, h, q, kv: math.exp(q) > kv, ["known number (math.* or numpy)", "Use exp"]),
         (lambda b, h, q, kv: np.maximum(q, kv) > 3, ["known number (math.* or numpy)", "maximum"]),

@@ -115,3 +115,30 @@ def test_readme_example_prints_its_output(readme: str) -> None:
     with contextlib.redirect_stdout(printed):
         exec(compile(_block_after(readme, "example"), "README.md", "exec"), {})
     assert printed.getvalue() == _block_after(readme, "example output")
+
+
+def test_readme_shows_the_signature_of_attention(readme: str) -> None:
+    import inspect
+
+    from flashsmith.runtime.attention import attention
+
+    parameters = inspect.signature(attention).parameters.values()
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+    assert _block_after(readme, "signature").strip() == f"attention{inspect.Signature(bare)}"
+
+
+def test_tuning_explains_every_choice_of_every_family(repo_root: Path) -> None:
+    from dataclasses import fields
+
+    from flashsmith.generator.families import FAMILIES
+    from flashsmith.runtime.commands.naming import LETTERS
+
+    text = (repo_root / "docs" / "TUNING.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (sm80|sm90|both) \| .+ \|$", text, re.MULTILINE)
+    for name, family in FAMILIES.items():
+        short = name.removeprefix("forward_")
+        documented = {field for field, _, of in rows if of in (short, "both")}
+        assert documented == {field.name for field in fields(family.config_type)}
+    for field, letters, _ in rows:
+        if field in LETTERS and field != "B_r":
+            assert f"`{LETTERS[field]}" in letters, field

@@ -102,8 +102,7 @@ def test_a_function_whose_captures_cannot_be_compared_is_traced_each_time(gpu):
     attention(q, k, v, score_mod=score)
     settings.limit = 5
     attention(q, k, v, score_mod=score)
-    specs = [launch.spec for launch in gpu.launches]
-    assert specs[0] == specs[1] != specs[2]
+    assert [launch.values["score_limit"] for launch in gpu.launches] == [3, 3, 5]
     assert all(launch.values["score_bias"] == bias.data_ptr() for launch in gpu.launches)
     assert not module._plans  # nothing to look such a call up by
 
@@ -121,3 +120,49 @@ def test_a_captured_tensor_elsewhere_or_too_small_is_refused(gpu):
     host = numpy.zeros(47, dtype=numpy.float32)
     with pytest.raises(TensorError, match="ndarray"):
         attention(q, k, v, score_mod=lambda s, b, h, q_idx, kv_idx: s + host[kv_idx])
+
+
+def test_the_attributes_of_a_class_are_read_at_each_call(gpu):
+    q, k, v = qkv()
+
+    class Settings:
+        limit = 3
+
+    def mask(b, h, q_idx, kv_idx):
+        return kv_idx <= q_idx + Settings.limit
+
+    attention(q, k, v, mask_mod=mask)
+    Settings.limit = 5
+    attention(q, k, v, mask_mod=mask)
+    assert [launch.values["mask_limit"] for launch in gpu.launches] == [3, 5]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first call", "repeated call"])
+def test_a_captured_tensor_with_the_negative_bit_is_refused(gpu, first):
+    q, k, v = qkv()
+    bias = torch.randn(47)
+    negated = torch.complex(torch.zeros(47), bias).conj().imag  # -bias, as a view
+    assert negated.is_neg()
+    contiguous = torch._neg_view(bias)
+    for tensor in (bias, negated.resolve_neg()) if not first else ():
+        attention(q, k, v, score_mod=lambda s, b, h, q_idx, kv_idx: s + tensor[kv_idx])  # noqa: B023
+    for tensor in (negated, contiguous):
+        with pytest.raises(TensorError, match=r"captured tensor tensor must .* negative bit is set.*resolve_neg\(\)"):
+            attention(q, k, v, score_mod=lambda s, b, h, q_idx, kv_idx: s + tensor[kv_idx])  # noqa: B023
+
+
+def test_a_captured_sparse_tensor_is_refused_by_its_layout(gpu):
+    q, k, v = qkv()
+    sparse = torch.eye(47).to_sparse()
+    with pytest.raises(TensorError, match=r"captured tensor sparse .* layout is sparse_coo.*to_dense\(\)"):
+        attention(q, k, v, score_mod=lambda s, b, h, q_idx, kv_idx: s + sparse[q_idx, kv_idx])
+
+
+def test_slopes_that_are_no_plain_memory_are_refused(gpu):
+    q, k, v = qkv()
+    slopes = torch.rand(q.shape[2])
+    attention(q, k, v, alibi_slopes=slopes)
+    with pytest.raises(TensorError, match=r"alibi_slopes must .* negative bit is set"):
+        attention(q, k, v, alibi_slopes=torch._neg_view(slopes))
+    with pytest.raises(TensorError, match=r"alibi_slopes must .* layout is sparse_coo"):
+        attention(q, k, v, alibi_slopes=slopes.to_sparse())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 
+import numpy
 import pytest
 import torch
 from helpers_attention import FakeBackend, qkv
@@ -181,7 +182,14 @@ def test_causal_in_any_form(gpu):
     flag.fill_(False)
     attention(q, k, v, causal=flag)
     attention(q, k, v, causal=1)
-    assert [launch.spec.mask is not None for launch in gpu.launches] == [True, False, True]
+    attention(q, k, v, causal=numpy.bool_(False))
+    assert [launch.spec.mask is not None for launch in gpu.launches] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("causal", ["no", 2, -1, 1.0, None, [True], torch.tensor([True]), torch.tensor(1.0)], ids=repr)
+def test_a_causal_that_is_no_flag_is_refused(gpu, causal):
+    with pytest.raises(SpecError, match=r"causal must be True or False, but got .*Pass one of the two"):
+        attention(*qkv(), causal=causal)
 
 
 def test_a_gpu_too_old_is_named_with_what_it_needs():

@@ -8,17 +8,19 @@ import math
 import pytest
 import torch
 from helpers_attention import FakeBackend, qkv
+from helpers_tune import record
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flashsmith.generator.arch import arch_from_name
 from flashsmith.generator.errors import UnsupportedError
-from flashsmith.generator.families import FAMILIES
-from flashsmith.generator.spec import AttentionSpec
+from flashsmith.generator.families import FAMILIES, families_for
+from flashsmith.generator.spec import AttentionSpec, ProblemShape
 from flashsmith.runtime import preparation
 from flashsmith.runtime.attention import attention, last_plan, only_family, use_backend
 from flashsmith.runtime.emulated import emulated_attention
 from flashsmith.runtime.preparation import remember
+from flashsmith.runtime.store import save_records
 from flashsmith.runtime.store_choice import STEPS_PER_OCTAVE, rounded
 
 
@@ -117,3 +119,31 @@ def test_a_cache_keeps_the_newest():
         remember(cache, i, str(i), 3)
     remember(cache, 3, "three", 3)
     assert cache == {2: "2", 3: "three", 4: "4"}
+
+
+def test_a_call_passes_over_a_config_that_breaks_the_gate(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_CONFIG_DIR", str(tmp_path))
+    backend = FakeBackend()
+    arch, name = backend.arch(0), backend.device_name(0)
+    spec = AttentionSpec(dtype="fp16", head_dim=16)
+    family = families_for(spec, arch)[0]
+    nearest, farther = [config for config in family.space(spec, arch) if config != family.default_config(spec, arch)][
+        :2
+    ]
+    records = [record(nearest, spec, ProblemShape(1, 300, 300, 4, 4)), record(farther, spec)]
+    save_records(records, arch=arch.name, family=family.name, gpu=name or "")
+    refused = []
+    for bad, used in (
+        ((), nearest),
+        ((nearest,), farther),
+        ((nearest, farther), backend.default_config(spec, family, 0)),
+    ):
+        preparation.forget()
+        backend = FakeBackend()
+        backend.refusal = lambda spec, config, family, device, bad=bad: "spills" if config in bad else ""
+        q, k, v = qkv(b=1, sq=300, sk=300, d=16, dtype=torch.float16)
+        with use_backend(backend):
+            attention(q, k, v)
+            refused.append(last_plan().note.count("passed over for the build gate"))
+        assert backend.launches[-1].config == used
+    assert refused == [0, 1, 2]

@@ -37,6 +37,15 @@ def test_the_host_cost_script_measures_every_call(repo_root):
     assert all(0 < cost < 1000 for cost in costs.values())
 
 
+def test_without_a_gpu_the_host_cost_script_says_so_in_one_line(repo_root):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    script = repo_root / "benchmarks" / "host_cost.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "--fake" in done.stderr
+
+
 def test_the_harness_plug_in(repo_root, monkeypatch):
     harness = ModuleType("peers_bench")
 

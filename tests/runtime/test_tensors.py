@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -42,7 +43,7 @@ def test_inputs_of_a_legal_call():
         (lambda q, k, v: (q[:1], k, v), TensorError, r"batch size.*q \(1, 5, 4, 16\)"),
         (lambda q, k, v: (q[..., :8], k, v), TensorError, r"same head_dim.*\(2, 5, 4, 8\)"),
         (lambda q, k, v: (q[:, :, :3], k, v), SpecError, r"multiple of nheads of k and v, but got 3 and 2"),
-        (lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]), SpecError, r"but got 4 and 0"),
+        (lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]), SpecError, r"at least one head"),
         (lambda q, k, v: (q[..., :7], k[..., :7], v), SpecError, r"head_dim must be a multiple of 8.*got 7.*pad"),
         (lambda q, k, v: (q[..., :0], k[..., :0], v), SpecError, r"head_dim must be a multiple of 8.*got 0"),
         (lambda q, k, v: (q, k, v[..., :12]), SpecError, r"head_dim_v must be a multiple of 8.*got 12"),
@@ -91,13 +92,21 @@ def test_a_scale_that_fp32_cannot_hold_is_refused(scale):
 
 @pytest.mark.parametrize("scale", ["0.1", True, torch.tensor(0.1), 1j])
 def test_a_scale_that_is_no_python_number_is_refused(scale):
-    with pytest.raises(SpecError, match="softmax_scale must be a Python number"):
+    with pytest.raises(SpecError, match="softmax_scale must be a number or None"):
         tensors.check_softmax_scale(scale, 64)
 
 
 def test_the_scale_defaults_to_one_over_root_d():
     assert tensors.check_softmax_scale(None, 64) == 0.125
     assert tensors.check_softmax_scale(2, 64) == 2.0
+    for scale in (numpy.float32(0.5), numpy.float16(0.5)):
+        assert tensors.check_softmax_scale(scale, 64) == 0.5
+
+
+@pytest.mark.parametrize("scale", [10**400, 10**5000, 1e38, 1e-38, -(10**400)], ids=lambda scale: type(scale).__name__)
+def test_a_scale_out_of_range_is_refused(scale):
+    with pytest.raises(SpecError, match="softmax_scale must be a finite number above 0"):
+        tensors.check_softmax_scale(scale, 64)
 
 
 @pytest.mark.parametrize(
