@@ -50,7 +50,7 @@ def render(spec: AttentionSpec, config: KernelConfig, arch: Arch, *, family: Fam
         **family.render_context(spec, config, arch),
     }
     texts = {name: environment().get_template(path).render(context) for name, path in family.sections}
-    per_score = (mods.mask_function, mods.score_function)
+    per_score: tuple[str, ...] = (mods.mask_function, mods.score_function)
     if family.branch_free_mods:
         per_score = tuple(text.replace("&&", "&").replace("||", "|") for text in per_score)
     functions = (*per_score, mods.kv_range_function, mods.classify_function)

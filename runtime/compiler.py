@@ -81,7 +81,7 @@ def compile_kernel(
     Raises ConfigError and UnsupportedError where the config or spec does not fit, CompileError (BuildGateError for
     the gate) and MissingComponentError.
     """
-    family = family or _family_of(config)
+    family = family or _family_named(config.family)
     key = kernel_key(spec, config, arch, family=family)
     kernel = _recall(key)
     if kernel is None:
@@ -124,9 +124,7 @@ def _find_cached(
 
 def compile_text(source: KernelSource, *, target: str | None = None, gate: bool = True) -> CompiledKernel:
     """`source` compiled for `target` (its own arch by default), past every cache. Raises as `compile_kernel` does."""
-    from ..generator.families import family_named
-
-    target = target or family_named(source.family).target(source.arch)
+    target = target or _family_named(source.family).target(source.arch)
     result = nvrtc.compile_to_cubin(source.text, target, name=f"{source.entry}.cu")
     report = parse_report(result.log)
     if gate:
@@ -145,7 +143,7 @@ def kernel_key(spec: AttentionSpec, config: KernelConfig, arch: Arch, *, family:
         family=family.name if family is not None else config.family,
         spec=spec.digest,
         config=tuple(config.to_dict().items()),
-        target=(family or _family_of(config)).target(arch),
+        target=(family or _family_named(config.family)).target(arch),
         generator=generator_digest(),
         compiler=current_compiler().identity,
         options=nvrtc.OPTIONS,
@@ -178,10 +176,10 @@ def forget() -> None:
     _memory.clear()
 
 
-def _family_of(config: KernelConfig) -> Family:
+def _family_named(name: str) -> Family:
     from ..generator.families import family_named
 
-    return family_named(config.family)
+    return family_named(name)
 
 
 def _load_or_compile(

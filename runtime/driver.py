@@ -233,12 +233,14 @@ def launch(
         _relaunch(code, function, grid, threads, smem_bytes, stream, pointers)
 
 
-def is_capturing(stream: int) -> bool:
-    """Whether `stream` (a CUstream as an integer) is being captured into a graph."""
+def capture_id(stream: int) -> int:
+    """The number of the capture into a graph that `stream` (a CUstream as an integer) is part of; 0 for none."""
     library = started_library()
-    status = ctypes.c_int()
-    code = library.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
-    return code == 0 and status.value != 0
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    code = library.cuStreamGetCaptureInfo_v2(
+        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
+    )
+    return number.value if code == 0 and status.value else 0
 
 
 @contextmanager

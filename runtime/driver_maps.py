@@ -43,4 +43,4 @@ def encode_tensor_map(
         ctypes.c_int(_ZEROS_OUTSIDE),
     )
     driver.check(library, code, f"encoding a tensor map of sizes {sizes}, byte strides {strides} and box {box}")
-    return bytes(storage[start : start + TENSOR_MAP_BYTES])
+    return storage.raw[start : start + TENSOR_MAP_BYTES]

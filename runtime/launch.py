@@ -258,7 +258,10 @@ def prepare(
     )
     if not isinstance(plan, MappedPlan):
         return plan
-    layouts = {name: (tuple(x.shape), launch_strides(x.shape, x.stride())) for name, x in zip("qkv", (q, k, v))}
+    inputs = zip("qkv", (q, k, v), strict=True)
+    layouts: dict[str, tuple[Sequence[int], Sequence[int]]] = {
+        name: (tuple(x.shape), launch_strides(x.shape, x.stride())) for name, x in inputs
+    }
     layouts["o"] = plan.out_shape, _dense_strides(plan.out_shape)[:3]
     mapped = TensorMaps([mapped_tensor(f, *layouts[f.tensor]) for f in maps], spec.dtype, backend.encode_tensor_map)
     counters = tile_counters(q.device) if family.draws_tiles(config) and not empty else None

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..generator.families.base import TensorMapField
+from . import driver
 
 if TYPE_CHECKING:
     import torch
 
 #: Maps, and sets of addresses, that one plan keeps; all are dropped when there are more.
 MAX_KEPT = 1024
-#: Pairs of counters allocated at a time: 8 KiB. Each stream takes one, and each launch in a captured graph.
+#: Pairs of counters allocated at a time: 8 KiB. Each stream takes one, and each captured graph.
 RESERVED_PAIRS = 1024
 MAP_BYTES = 128
 ELEMENT_BYTES = 2
@@ -97,17 +98,20 @@ class TensorMaps:
 class TileCounters:
     """Pairs of int32 on one device, 0 between launches: blocks draw their next tile from the first of a pair.
 
-    Launches of one stream follow each other, so all plans share its pair; those of two streams may not. A captured
-    launch takes a pair of its own, since two graphs may run at once. Pairs come from a reserve that is allocated before
-    the first launch; a capture that finds it used up allocates one in the graph, which then sets it to 0 itself.
+    Launches of one stream follow each other, so all plans share its pair; those of two streams may not. Each graph has
+    pairs of its own, one per stream that was captured, since two graphs may run at once: `capture_id(stream)` tells
+    captures apart, and where it says 0 each launch gets a pair. Pairs come from a reserve that is allocated before the
+    first launch; a capture that finds it used up allocates one in the graph, which then sets it to 0 itself.
     """
 
-    __slots__ = ("_by_stream", "_captured", "_device", "_free", "_lock", "_reserves")
+    __slots__ = ("_by_capture", "_by_stream", "_capture_id", "_captured", "_device", "_free", "_lock", "_reserves")
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, capture_id: Callable[[int], int] = lambda stream: 0) -> None:
         self._device = device
+        self._capture_id = capture_id
         self._lock = threading.Lock()
         self._by_stream: dict[int, int] = {}
+        self._by_capture: dict[tuple[int, int], int] = {}
         self._free: list[int] = []
         self._reserves: list[torch.Tensor] = []
         self._captured: list[torch.Tensor] = []
@@ -126,7 +130,7 @@ class TileCounters:
                 return found
         with self._lock:
             if capturing:
-                return self._free.pop() if self._free else self._inside_a_graph()
+                return self._of_capture(stream)
             if stream not in self._by_stream:
                 if not self._free:
                     self._allocate()
@@ -144,6 +148,14 @@ class TileCounters:
         first, step = pairs.data_ptr(), pairs.stride(0) * pairs.element_size()
         self._free.extend(first + step * i for i in reversed(range(RESERVED_PAIRS)))
 
+    def _of_capture(self, stream: int) -> int:
+        key = self._capture_id(stream), stream
+        found = self._by_capture.get(key) if key[0] else None
+        if found is None:
+            found = self._free.pop() if self._free else self._inside_a_graph()
+            self._by_capture[key] = found
+        return found
+
     def _inside_a_graph(self) -> int:
         import torch
 
@@ -160,4 +172,4 @@ def tile_counters(device: torch.device) -> TileCounters:
     if device.type != "cuda":
         return TileCounters(device)
     with _lock:
-        return _counters.setdefault(device.index or 0, TileCounters(device))
+        return _counters.setdefault(device.index or 0, TileCounters(device, driver.capture_id))

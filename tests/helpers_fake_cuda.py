@@ -55,6 +55,12 @@ int cuCtxGetCurrent(P* c) { *c = top(); return 0; }
 int cuCtxGetDevice(int* d) { if (!depth) return 201; *d = (int)((char*)top() - contexts); return 0; }
 int cuThreadExchangeStreamCaptureMode(int* m) { int old = mode; mode = *m; *m = old; return 0; }
 int cuStreamIsCapturing(P s, int* status) { *status = fake_capturing; return 0; }
+int fake_capture = 7;
+int cuStreamGetCaptureInfo_v2(P s, int* status, unsigned long long* id, P* graph, P** dependencies, size_t* count) {
+  *status = fake_capturing;
+  *id = fake_capture;
+  return graph || dependencies || count ? 1 : 0;
+}
 int cuModuleLoadData(P* m, const void* image) {
   if (!depth) return 201;
   if (fake_capturing && mode != 2) return 900;
@@ -70,6 +76,24 @@ int cuModuleUnload(P m) { ++fake_unloads; return top() == ((Function*)m)->contex
 int cuModuleGetFunction(P* f, P m, const char* name) { *f = m; return strcmp(name, "missing") ? 0 : 500; }
 int cuFuncSetAttribute(P f, int a, int v) { return a == 8 && v <= 232448 ? 0 : 1; }
 int cuFuncGetAttribute(int* v, int a, P f) { *v = a == 4 ? 168 : 0; return 0; }
+int fake_map_code = 0, fake_maps = 0;
+unsigned long long fake_map_numbers[20];
+/* Writes what it was given into the map, refuses a map that is not aligned to 64 bytes, as the driver does. */
+int cuTensorMapEncodeTiled(P map, int dtype, unsigned rank, P address, const unsigned long long* sizes,
+                           const unsigned long long* strides, const unsigned* box, const unsigned* steps,
+                           int interleave, int swizzle, int promotion, int fill) {
+  ++fake_maps;
+  if ((unsigned long long)map % 64) return 1;
+  unsigned long long numbers[20] = {dtype, rank, (unsigned long long)address, interleave, swizzle, promotion, fill};
+  for (unsigned i = 0; i < rank && i < 4; ++i) {
+    numbers[7 + i] = sizes[i];
+    numbers[11 + i] = box[i] | (unsigned long long)steps[i] << 32;
+    if (i + 1 < rank) numbers[15 + i] = strides[i];
+  }
+  memcpy(fake_map_numbers, numbers, sizeof numbers);
+  memset(map, 0x5a, 128);
+  return fake_map_code;
+}
 int cuGetErrorName(int code, const char** s) { *s = "CUDA_ERROR"; return 0; }
 int cuGetErrorString(int code, const char** s) { *s = "words of the driver"; return 0; }
 int cuLaunchKernel(P f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem,
@@ -111,6 +135,11 @@ class FakeCuda:
 
     def bytes(self, count: int) -> bytes:
         return bytes((ctypes.c_char * 4096).in_dll(self.library, "fake_bytes"))[:count]
+
+    @property
+    def map_numbers(self) -> list[int]:
+        """What the latest map was made of: dtype, rank, address, 4 modes, 4 sizes, 4 boxes and steps, 3 strides."""
+        return list((ctypes.c_ulonglong * 20).in_dll(self.library, "fake_map_numbers"))
 
     def push(self, device: int) -> None:
         """Makes `device` current in this thread, as torch does."""

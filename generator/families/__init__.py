@@ -65,8 +65,8 @@ def choose_family(
     if name:
         named = family_named(name)
         if named not in families:
-            reason = named.unsupported_reason(spec, arch) or f"it does op {named.op!r}, not {spec.op!r}."
-            raise UnsupportedError(f"The kernel family {name} cannot do {spec} on {arch}: {reason}")
+            cannot = named.unsupported_reason(spec, arch) or f"it does op {named.op!r}, not {spec.op!r}."
+            raise UnsupportedError(f"The kernel family {name} cannot do {spec} on {arch}: {cannot}")
         families = (named,)
     reasons: list[str] = []
     for family in families:

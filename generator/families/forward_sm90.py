@@ -171,9 +171,7 @@ class ForwardSm90(Family):
         if config.schedule == "grid" and config.q_stages > 1:
             return Exclusion("q_stages", "A block with one tile of rows loads one Q_i. Use q_stages=1.")
         if spec.mask is None and config.schedule == "dynamic":
-            return Exclusion(
-                "schedule", "Without a mask every block of rows takes equally long. Use schedule=static."
-            )
+            return Exclusion("schedule", "Without a mask every block of rows takes equally long. Use schedule=static.")
         return None
 
     def default_configs(self, spec: AttentionSpec, arch: Arch) -> tuple[ForwardSm90Config, ...]:
@@ -233,14 +231,13 @@ class ForwardSm90(Family):
         tiles = -(-shape.seqlen_q // config.B_r) * shape.batch * shape.nheads
         if tiles + sm_count >= 1 << 31:
             raise ConfigError(
-                f"A launch takes at most 2147483647 tiles; {shape} with B_r={config.B_r} needs {tiles}. Split the batch."
+                f"A launch takes at most 2147483647 tiles; {shape} with B_r={config.B_r} needs {tiles}."
+                " Split the batch."
             )
         grid = tiles if config.schedule == "grid" else min(tiles, sm_count)
         return LaunchGeometry(grid=(grid, 1, 1), threads=need.threads, smem_bytes=need.smem_bytes)
 
-    def schedule_arguments(
-        self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape
-    ) -> Mapping[str, int]:
+    def schedule_arguments(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> Mapping[str, int]:
         assert isinstance(config, ForwardSm90Config)
         kv_bytes = 2 * shape.seqlen_k * (spec.head_dim + spec.head_dim_v)
         heads = SECTION_BYTES // max(kv_bytes, 1) * shape.gqa_ratio if shape.nheads else 0
@@ -269,7 +266,7 @@ class ForwardSm90(Family):
 
 
 def _preferred(spec: AttentionSpec) -> tuple[tuple[int, int, int, str, bool], ...]:
-    """(num_warpgroups, B_c, q_stages, softmax, pingpong), the fastest first on an H200; later ones take fewer registers."""
+    """(num_warpgroups, B_c, q_stages, softmax, pingpong): an H200's fastest first, then ones of fewer registers."""
     widest = max(spec.head_dim, spec.head_dim_v)
     if widest <= 64:
         return ((3, 128, 2, "optimistic", True), (3, 96, 2, "optimistic", True), (2, 64, 2, "exact", False))

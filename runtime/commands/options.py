@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ...generator.arch import Arch, arch_from_cc, arch_from_name
-from ...generator.errors import ConfigError, SpecError, UsageError, unknown_name_message
+from ...generator.errors import ConfigError, SpecError, UsageError
 from ...generator.families.base import Family, KernelConfig
 from ...generator.spec import AttentionSpec, ProblemShape
 
@@ -98,19 +98,17 @@ def arch_of(name: str) -> Arch:
 
 
 def check_family(name: str) -> str:
-    """`name`, if it is "" or a kernel family's. Raises UsageError with the nearest one."""
-    from ...generator.families import FAMILIES
+    """`name`, if it is "" or a kernel family's. Raises UnsupportedError with the nearest one."""
+    from ...generator.families import family_named
 
-    if name and name not in FAMILIES:
-        raise UsageError(unknown_name_message("kernel family", name, tuple(FAMILIES)))
-    return name
+    return family_named(name).name if name else ""
 
 
 def family_of(spec: AttentionSpec, arch: Arch, name: str = "") -> Family:
-    """The family called `name`, for "" the best that does `spec` on `arch`. Raises UsageError and UnsupportedError."""
+    """The family called `name`, for "" the best that does `spec` on `arch`. Raises UnsupportedError."""
     from ...generator.families import choose_family
 
-    return choose_family(spec, arch, name=check_family(name)).family
+    return choose_family(spec, arch, name=name).family
 
 
 def gpu_info(index: int = 0) -> Any:

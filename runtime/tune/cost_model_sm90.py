@@ -2,15 +2,16 @@
 
 One block per SM with W consumer warpgroups of 64 rows each. Per tile (K_j, V_j) of a block, in cycles of one SM:
 
-- tensor    W * T,  T = 2 * 64 * B_c * (d + d_v) / 4096 with head dims padded to 16: wgmma does 4096 FLOP a clock and SM;
-- softmax   W * S,  S = 64 * B_c * (1 / 16 + `BESIDE` * fp32 / 128): 16 ex2 a clock and SM, and beside them 3.5 (exact)
-            or 2.5 (optimistic) fp32 instructions per score at 128 lanes; the exact one also scales O_i; a score function
-            adds its nodes;
-- shared    W * (Q_i once, K_j and V_j once, as the products read them) / 128 bytes.
+- tensor    W * T,  T = 2 * 64 * B_c * (d + d_v) / 4096, head dims padded to 16: wgmma does 4096 FLOP a clock and SM;
+- softmax   W * S,  S = 64 * B_c * (1 / 16 + `BESIDE` * fp32 / 128): 16 ex2 a clock and SM, and beside them 3.5
+            (exact) or 2.5 (optimistic) fp32 instructions per score at 128 lanes; the exact one also scales O_i; a
+            score function adds its nodes;
+- shared    W * (bytes of Q_i, K_j and V_j, which each warpgroup's products read once) / 128.
 
-The slowest of these bounds the tile. Beside it stands the softmax that no product covers, `UNCOVERED` * S * (S / T)^2: the
-less time products take, the less they can hide. Taking turns ("pingpong") covers more of it and costs `TURN_CYCLES`. A
-single warpgroup has nobody to hide behind. `TILE_CYCLES` are barriers, branches and address arithmetic.
+The slowest of these bounds the tile. Beside it stands the softmax that no product covers, `UNCOVERED` * S * (S / T)^2:
+the less time products take, the less they can hide. Taking turns ("pingpong") covers more of it and costs
+`TURN_CYCLES`. A single warpgroup has nobody to hide behind. `TILE_CYCLES` are barriers, branches and addresses. The
+last four numbers are fitted to what an H200 prefers at head dims 64, 128 and 256; they are no hardware facts.
 
 A tile of rows starts with loads and a product alone, and ends with an epilogue: `PROLOGUE_CYCLES`, of which two buffers
 of Q_i in a persistent block hide `HIDDEN`. The longest SM decides: equal tiles take whole waves; of unequal ones (a
@@ -74,9 +75,9 @@ def tile_cost(spec: AttentionSpec, config: Any) -> TileCost:
 
 
 def launch_cycles(spec: AttentionSpec, config: Any, row_tiles: Sequence[int], heads: int, sm_count: int) -> float:
-    """Cycles of the SM that ends last; `row_tiles` counts the tiles of keys that each block of rows of a head visits."""
+    """Cycles of the SM that ends last; `row_tiles`: how many tiles of keys each block of rows of a head visits."""
     tile = tile_cost(spec, config).cycles
-    hides = config.q_stages == 2 and config.schedule != "grid"
+    hides: bool = config.q_stages == 2 and config.schedule != "grid"
     prologue = PROLOGUE_CYCLES * (1 - HIDDEN * hides)
     num_tiles = len(row_tiles) * heads
     longest, mean = max(row_tiles), sum(row_tiles) / len(row_tiles)

@@ -43,13 +43,14 @@ class Stamp:
     """
 
     record: Record
+    family: str
     state: State
     reason: str = ""
 
     @property
     def remedy(self) -> str:
         """The command that measures the record again, "" where none is needed."""
-        return "" if self.state in ("fresh", "same") else tune_command(self.record)
+        return "" if self.state in ("fresh", "same") else tune_command(self.record, self.family)
 
 
 def restamp(path: Path, *, graphs: Iterable[Graph | None] = ()) -> list[Stamp]:
@@ -104,8 +105,8 @@ def known_graphs() -> dict[GraphKey, Graph]:
     return {key: graph for key, (graph, _) in _by_options().items()}
 
 
-def tune_command(record: Record) -> str:
-    """The command line that tunes the record's bucket again."""
+def tune_command(record: Record, family: str) -> str:
+    """The command line that tunes the record's bucket again, with the kernel family it is a record of."""
     spec, shape = record.spec_class, record.bucket
     words = [f"flashsmith tune -d {spec.head_dim}"]
     if spec.head_dim_v != spec.head_dim:
@@ -120,6 +121,7 @@ def tune_command(record: Record) -> str:
         words.append(f"--seqlen-k {shape.seqlen_k}")
     if shape.nheads_k != shape.nheads:
         words.append(f"--nheads-k {shape.nheads_k}")
+    words.append(f"--family {family}")
     if record.status == "predicted":
         words.append("--predict --arch sm_{}{}".format(*record.device.cc))
         if record.device.name != ANY_GPU:
@@ -130,17 +132,17 @@ def tune_command(record: Record) -> str:
 def _stamp(record: Record, family: str, arch: Arch, known: Mapping[GraphKey, Graph]) -> Stamp:
     made = record.provenance
     if not made.kernel:
-        return Stamp(record, "unknown", "the record does not say which text was measured")
+        return Stamp(record, family, "unknown", "the record does not say which text was measured")
     try:
         spec = spec_of(record.spec_class, known)
         if spec is None:
-            return Stamp(record, "unknown", "its mask or score is a function that only its author has")
+            return Stamp(record, family, "unknown", "its mask or score is a function that only its author has")
         now = kernel_digest(spec, family_named(family).config_type.from_dict(dict(record.config)), arch)
     except (FlashsmithError, ArithmeticError) as error:
-        return Stamp(record, "changed", f"it can no longer be generated: {error}")
+        return Stamp(record, family, "changed", f"it can no longer be generated: {error}")
     if now != made.kernel:
-        return Stamp(record, "changed", f"the digest of its text was {made.kernel} and is {now}")
-    return Stamp(record, "fresh" if made.generator == _generator() else "same")
+        return Stamp(record, family, "changed", f"the digest of its text was {made.kernel} and is {now}")
+    return Stamp(record, family, "fresh" if made.generator == _generator() else "same")
 
 
 def _generator() -> str:

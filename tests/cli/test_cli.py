@@ -119,19 +119,29 @@ def test_an_error_with_json_is_json(as_json):
     assert "but got 7" in error["message"]
 
 
-def test_generate_writes_the_source(cli, as_json, tmp_path):
-    code, out, _ = cli("generate -d 64 --causal --arch sm_80 --set B_c=32 --set num_stages=1")
+@pytest.mark.parametrize(
+    ("family", "settings", "instruction"),
+    [
+        ("forward_sm80", "--set B_c=32 --set num_stages=1", "mma_m16n8k16"),
+        ("forward_sm90", "--set B_c=96 --set q_stages=1", "wgmma_m64n96k16"),
+    ],
+)
+def test_generate_writes_the_source(cli, as_json, tmp_path, family, settings, instruction):
+    line = f"generate -d 64 --causal --arch sm_90 --family {family}"
+    code, out, _ = cli(f"{line} {settings}")
     assert code == 0
-    assert out.startswith("// flashsmith_forward_sm80")
-    assert "B_c=32" in out
-    data = as_json("generate -d 64 --causal --arch sm_80 --set B_c=32 --set num_stages=1")
-    assert data["text"] == out
-    assert data["config"]["B_c"] == 32
+    assert out.startswith(f"// flashsmith_{family}")
+    B_c = settings.split()[1]
+    assert B_c in out
+    data = as_json(f"{line} {settings}")
+    assert data["text"] == out and data["family"] == family
+    assert data["config"]["B_c"] == int(B_c.removeprefix("B_c="))
     assert data["config_source"] == "given"
-    part = cli("generate -d 64 --causal --arch sm_80 --section kernel")[1]
-    assert "mma" in part and "cp.async" not in part
+    part = cli(f"{line} --section kernel")[1]
+    assert instruction[:5] in part and "cp.async" not in part
+    assert instruction in out
     path = tmp_path / "kernel.cu"
-    cli(f"generate -d 64 --causal --arch sm_80 --set B_c=32 --set num_stages=1 --out {path}")
+    cli(f"{line} {settings} --out {path}")
     assert path.read_text() == out
 
 

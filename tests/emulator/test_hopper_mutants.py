@@ -7,6 +7,7 @@ Mutants that mean the same as the kernel are listed with the reason.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,16 +26,40 @@ from flashsmith.runtime.problem import Problem, problem_of
 ARCH = ARCHS["sm_90"]
 FLAVOURS = (("race", "round_robin"), ("plain", "greedy"), ("plain", "random"), ("plain", "reverse_greedy"))
 #: Many tiles of rows that see one tile of keys or none, and a few with several.
-SIZES = ((600, 40), (300, 200))
-PROBLEM = problem_of(dtype="bf16", head_dim=64, causal=True)
-CONFIGS = (
-    ForwardSm90Config(2, 32, 2, 2, "optimistic", True, "dynamic"),
-    ForwardSm90Config(2, 32, 2, 1, "exact", False, "static"),
-)
+SIZES = ((900, 24), (400, 300))
 #: In the loop over unmasked tiles nothing reads S_ij between the two waits, and K_j's place is taken again only after
 #: V_{j+1}'s, which is released behind the second wait.
-UNMASKED_LOOP = "tiles that every row sees"
 NOT_NEEDED_THERE = ("wgmma_commit_group()", "wgmma_wait_group<1>()")
+
+
+def far(b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    return (q_idx - kv_idx >= 20) | (kv_idx - q_idx >= 20)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One generated kernel; `unmasked` is a text in its loop over tiles that every row sees."""
+
+    config: ForwardSm90Config
+    problem: Problem
+    unmasked: str
+
+    def __str__(self) -> str:
+        return f"{self.problem.spec}, {self.config}"
+
+
+KERNELS = (
+    Kernel(
+        ForwardSm90Config(2, 32, 2, 2, "optimistic", True, "dynamic"),
+        problem_of(dtype="bf16", head_dim=64, mask_mod=far),  # tiles are classified one by one
+        "for (; j >= visit.j_begin && is_full(",
+    ),
+    Kernel(
+        ForwardSm90Config(2, 32, 2, 1, "exact", False, "static"),
+        problem_of(dtype="bf16", head_dim=64, causal=True),
+        "tiles that every row sees",
+    ),
+)
 
 
 @cache
@@ -44,39 +69,39 @@ def inputs(seqlen_q: int, seqlen_k: int) -> tuple[torch.Tensor, ...]:
     return q, *(torch.randn(1, seqlen_k, 1, 64, dtype=torch.bfloat16) for _ in range(2))
 
 
-def run(config: ForwardSm90Config, source: KernelSource, sizes: tuple[int, int], **options: Any) -> Any:
-    problem: Problem = PROBLEM
+def run(kernel: Kernel, source: KernelSource, sizes: tuple[int, int], **options: Any) -> Any:
+    spec, mask = kernel.problem.spec, kernel.problem.mask
     return emulate_forward(
-        problem.spec, config, ARCH, *inputs(*sizes), mask=problem.mask, source=source, max_blocks=1, **options
+        spec, kernel.config, ARCH, *inputs(*sizes), mask=mask, source=source, max_blocks=1, **options
     )
 
 
 @cache
-def source_of(config: ForwardSm90Config) -> KernelSource:
-    return render(PROBLEM.spec, config, ARCH, family=ForwardSm90())
+def source_of(kernel: Kernel) -> KernelSource:
+    return render(kernel.problem.spec, kernel.config, ARCH, family=ForwardSm90())
 
 
 @cache
-def expected(config: ForwardSm90Config, sizes: tuple[int, int]) -> torch.Tensor:
-    out, _, report = run(config, source_of(config), sizes)
+def expected(kernel: Kernel, sizes: tuple[int, int]) -> torch.Tensor:
+    out, _, report = run(kernel, source_of(kernel), sizes)
     assert report.clean, report
     return out
 
 
-def reports_something(mutant: Mutant, config: ForwardSm90Config) -> bool:
+def reports_something(mutant: Mutant, kernel: Kernel) -> bool:
     """Whether some flavour has a finding for the mutant, or the kernel's own output differs from it."""
     for sizes in SIZES:
         for flavour, schedule in FLAVOURS:
-            out, _, report = run(config, mutant.source, sizes, flavour=flavour, schedule=schedule)
-            if not report.clean or not torch.equal(out, expected(config, sizes)):
+            out, _, report = run(kernel, mutant.source, sizes, flavour=flavour, schedule=schedule)
+            if not report.clean or not torch.equal(out, expected(kernel, sizes)):
                 return True
     return False
 
 
-def equivalents(config: ForwardSm90Config, mutants: tuple[Mutant, ...]) -> set[str]:
+def equivalents(kernel: Kernel, mutants: tuple[Mutant, ...]) -> set[str]:
     """The mutants that mean the same as the kernel: see NOT_NEEDED_THERE."""
-    lines = source_of(config).text.split("\n")
-    begin = next(number for number, line in enumerate(lines, start=1) if UNMASKED_LOOP in line)
+    lines = source_of(kernel).text.split("\n")
+    begin = next(number for number, line in enumerate(lines, start=1) if kernel.unmasked in line)
     found = set()
     for call in NOT_NEEDED_THERE:
         line = min(m.line for m in mutants if m.line > begin and m.change.endswith(call))
@@ -84,9 +109,9 @@ def equivalents(config: ForwardSm90Config, mutants: tuple[Mutant, ...]) -> set[s
     return found
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_every_ordering_statement_is_needed(config: ForwardSm90Config) -> None:
-    mutants = tuple(hopper_mutants(source_of(config)))
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_every_ordering_statement_is_needed(kernel: Kernel) -> None:
+    mutants = tuple(hopper_mutants(source_of(kernel)))
     kinds = {mutant.change.split("(")[0].split("<")[0] for mutant in mutants}
     assert kinds >= {
         "delete barrier_sync", "delete fence_mbarrier_init", "delete fence_proxy_async", "delete mbarrier_wait",
@@ -95,16 +120,16 @@ def test_every_ordering_statement_is_needed(config: ForwardSm90Config) -> None:
         "delete bulk_commit_group", "delete bulk_wait_group_read", "weaken bulk_wait_group",
         "delete named_barrier_sync",
     }  # fmt: skip
-    assert ("delete named_barrier_arrive" in kinds) == config.pingpong
-    assert ("delete warp_sync" in kinds) == (config.schedule == "dynamic")
-    survivors = {str(mutant) for mutant in mutants if not reports_something(mutant, config)}
-    assert survivors == equivalents(config, mutants)
+    assert ("delete named_barrier_arrive" in kinds) == kernel.config.pingpong
+    assert ("delete warp_sync" in kinds) == (kernel.config.schedule == "dynamic")
+    survivors = {str(mutant) for mutant in mutants if not reports_something(mutant, kernel)}
+    assert survivors == equivalents(kernel, mutants)
     assert len(survivors) == 3
 
 
 def test_a_mutant_differs_by_the_one_statement() -> None:
-    lines = source_of(CONFIGS[0]).text.split("\n")
-    mutants = tuple(hopper_mutants(source_of(CONFIGS[0])))
+    lines = source_of(KERNELS[0]).text.split("\n")
+    mutants = tuple(hopper_mutants(source_of(KERNELS[0])))
     assert len(mutants) > 60
     for mutant in mutants:
         changed = mutant.source.text.split("\n")

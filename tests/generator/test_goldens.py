@@ -1,7 +1,12 @@
-"""The generated text of a dozen corners, held byte for byte. `pytest --update-golden` writes them anew."""
+"""The generated text of some corners, held byte for byte. `pytest --update-golden` writes them anew."""
 
 from __future__ import annotations
 
+import difflib
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +14,9 @@ import pytest
 
 from flashsmith.generator import mods
 from flashsmith.generator.arch import ARCHS, Arch
+from flashsmith.generator.families.base import KernelConfig
 from flashsmith.generator.families.forward_sm80 import ForwardSm80Config
+from flashsmith.generator.families.forward_sm90 import ForwardSm90Config
 from flashsmith.generator.language import and_masks, compose_scores, trace_mask, trace_score
 from flashsmith.generator.rendering import render
 from flashsmith.generator.spec import AttentionSpec
@@ -82,14 +89,30 @@ CORNERS = {
         "sm_80",
     ),
 }
+#: name -> (spec, (num_warpgroups, B_c, num_stages, q_stages, softmax, pingpong, schedule)), for sm_90
+HOPPER_CORNERS = {
+    "hopper_bf16_d128_causal": (AttentionSpec(mask=CAUSAL), (2, 128, 2, 2, "optimistic", False, "dynamic")),
+    "hopper_fp16_d64_full": (
+        AttentionSpec(dtype="fp16", head_dim=64),
+        (3, 128, 2, 2, "optimistic", True, "static"),
+    ),
+    "hopper_bf16_d256_full": (AttentionSpec(head_dim=256), (2, 80, 2, 1, "optimistic", False, "static")),
+    "hopper_bf16_d72_dv40_window": (
+        AttentionSpec(head_dim=72, head_dim_v=40, mask=WINDOW),
+        (2, 96, 2, 1, "exact", False, "grid"),
+    ),
+}
+KERNELS: dict[str, tuple[AttentionSpec, KernelConfig, Arch]] = {
+    **{name: (spec, ForwardSm80Config(*values), ARCHS[arch]) for name, (spec, values, arch) in CORNERS.items()},
+    **{name: (spec, ForwardSm90Config(*values), ARCHS["sm_90"]) for name, (spec, values) in HOPPER_CORNERS.items()},
+}
 
 
 def text_of(name: str) -> str:
-    spec, values, arch = CORNERS[name]
-    return render(spec, ForwardSm80Config(*values), ARCHS[arch]).text
+    return render(*KERNELS[name]).text
 
 
-@pytest.mark.parametrize("name", CORNERS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_the_text_is_the_golden_one(name: str, update_golden: bool) -> None:
     path = GOLDEN / f"{name}.cu"
     text = text_of(name)
@@ -99,10 +122,10 @@ def test_the_text_is_the_golden_one(name: str, update_golden: bool) -> None:
 
 
 def test_no_golden_is_left_over() -> None:
-    assert {path.stem for path in GOLDEN.glob("*.cu")} == set(CORNERS)
+    assert {path.stem for path in GOLDEN.glob("*.cu")} == set(KERNELS)
 
 
-@pytest.mark.parametrize("name", CORNERS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_lines_are_short_and_clean(name: str) -> None:
     lines = text_of(name).split("\n")
     assert lines[-1] == ""
@@ -121,3 +144,24 @@ def test_two_configs_differ_by_a_few_lines() -> None:
     assert len(first) == len(second)
     different = [pair for pair in zip(first, second, strict=True) if pair[0] != pair[1]]
     assert len(different) == 2  # the header's config line and the constant
+
+
+@pytest.mark.parametrize("name", HOPPER_CORNERS)
+def test_no_primitive_of_a_hopper_kernel_is_left_unused(name: str) -> None:
+    source = render(*KERNELS[name])
+    defined = re.findall(r"__forceinline__ [\w ]+?\b(\w+)\(", source.section("primitives").text)
+    assert len(defined) == len(set(defined)) > 15
+    for function in defined:
+        assert len(re.findall(rf"\b{function}\b", source.text)) > 1, f"{function} is never called"
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_text_is_as_clang_format_would_have_it(name: str, repo_root: Path) -> None:
+    tool = shutil.which("clang-format") or shutil.which("clang-format", path=str(Path(sys.executable).parent))
+    if tool is None:
+        pytest.skip("needs clang-format (pip install flashsmith[dev])")
+    text = text_of(name)
+    command = [tool, f"--style=file:{repo_root / '.clang-format'}", f"--assume-filename={name}.cu"]
+    run = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    changed = difflib.unified_diff(text.split("\n"), run.stdout.split("\n"), "written", "formatted", n=0)
+    assert run.stdout == text, "\n".join(changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -44,7 +45,11 @@ def test_the_text_is_the_same_in_another_process() -> None:
         "print(render(spec, ForwardSm80().default_config(spec, ARCHS['sm_90']), ARCHS['sm_90']).digest)\n"
     )
     run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"}
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
     )
     assert run.stdout.strip() == source(AttentionSpec(mask=trace_mask(mods.causal).graph)).digest
 

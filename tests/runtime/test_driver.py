@@ -165,8 +165,9 @@ def test_unload(fake: FakeCuda) -> None:
 
 
 def test_loading_is_legal_during_a_capture(fake: FakeCuda) -> None:
+    assert driver.capture_id(0) == 0
     fake.capturing = 1
-    assert driver.is_capturing(0) is True
+    assert driver.capture_id(0) == 7
     driver.load_function(CUBIN, "scale", smem_bytes=0)
     mode = ctypes.c_int(0)
     fake.library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
@@ -353,8 +354,9 @@ def test_on_a_gpu_in_and_out_of_a_graph() -> None:
 
     side = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
+    assert not driver.capture_id(side.cuda_stream)
     with torch.cuda.graph(graph, stream=side):
-        assert driver.is_capturing(side.cuda_stream)
+        assert driver.capture_id(side.cuda_stream)
         function = driver.load_function(cubin, "scale", smem_bytes=0, device=0)  # inside the capture
         driver.launch(function, (8, 1, 1), 128, 0, side.cuda_stream, buffer)
     graph.replay()

@@ -114,15 +114,20 @@ def test_strides_beyond_32_bits(axis):
 
 def test_an_output_of_more_than_2_31_elements():
     """Case 26: the last rows are written at offsets beyond 32 bits."""
-    if free_gib() < 12:
-        pytest.skip("needs 12 GiB of free GPU memory")
+    if free_gib() < 16:
+        pytest.skip("needs 16 GiB of free GPU memory")
     rows, heads = (1 << 20) + 100, 33
     q, k, v = inputs(b=1, sq=1, sk=16, h=heads, hk=heads)
-    out = flashsmith.attention(q.expand(1, rows, heads, 64), k, v)
-    assert out.numel() > 1 << 31
-    expected = flashsmith.attention(q, k, v)
-    assert torch.equal(out[:, -1], expected[:, 0]) and torch.equal(out[:, 0], expected[:, 0])
-    assert bool((out[:, ::997] == expected).all())
+    expected, lse = flashsmith.attention(q, k, v, return_lse=True)
+    assert_right(expected, lse, q, k, v)
+    # An expanded q and a dense one may be read by two families of kernels, whose last bits differ.
+    for many in (q.expand(1, rows, heads, 64), q.expand(1, rows, heads, 64).contiguous()):
+        out = flashsmith.attention(many, k, v)
+        assert out.numel() > 1 << 31
+        torch.testing.assert_close(out[:, :1], expected, rtol=0, atol=2e-3)
+        assert torch.equal(out[:, -1], out[:, 0])
+        assert bool((out[:, ::997] == out[:, :1]).all())
+        del out
 
 
 def test_more_than_65535_heads_in_a_batch():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import pytest
@@ -11,10 +12,13 @@ from helpers_tune import record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashsmith.generator.families import families_for
+from flashsmith.generator.arch import arch_from_name
+from flashsmith.generator.errors import UnsupportedError
+from flashsmith.generator.families import FAMILIES, families_for
 from flashsmith.generator.spec import AttentionSpec, ProblemShape
 from flashsmith.runtime import preparation
-from flashsmith.runtime.attention import attention, last_plan, use_backend
+from flashsmith.runtime.attention import attention, last_plan, only_family, use_backend
+from flashsmith.runtime.emulated import emulated_attention
 from flashsmith.runtime.preparation import remember
 from flashsmith.runtime.store import save_records
 from flashsmith.runtime.store_choice import STEPS_PER_OCTAVE, rounded
@@ -50,6 +54,63 @@ def test_growing_lengths_share_look_ups_and_traces(monkeypatch):
             attention(q, k[:, :length], v[:, :length], causal=True)
     assert len(traced) == 1
     assert len(resolved) <= math.ceil(STEPS_PER_OCTAVE * math.log2(600 / 300)) + 1
+
+
+# ---- Which family ------------------------------------------------------------------------------------------------
+
+
+def test_strides_that_the_best_family_cannot_read_fall_back_and_are_said_once(caplog, monkeypatch):
+    monkeypatch.setattr(preparation, "_said", set())
+    q, k, v = qkv(hk=1)
+    with use_backend(FakeBackend("sm_90")), caplog.at_level(logging.WARNING, logger="flashsmith"):
+        attention(q, k, v)
+        assert last_plan().family == "forward_sm90" and not caplog.records
+        shared = k.expand(2, 47, 4, 64)
+        for _ in range(2):
+            attention(q, shared, v.expand(2, 47, 4, 64))
+            assert last_plan().family == "forward_sm80"
+        attention(q[:, :20], shared, v.expand(2, 47, 4, 64))  # another class of calls, the same reason
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "forward_sm90 cannot read these tensors in place" in said and "k has (3008, 64, 0)" in said
+    assert "forward_sm80 is used: make them contiguous" in said
+
+
+def test_each_family_keeps_its_own_resolution():
+    """Equal shapes with other strides take another family, and must not take the first one's config."""
+    q, k, v = qkv(hk=4)
+    backend = FakeBackend("sm_90")
+    with use_backend(backend):
+        attention(q, k, v)
+        attention(q, k[:, :, :1].expand(k.shape), v)
+        attention(q.transpose(1, 2).contiguous().transpose(1, 2), k, v)
+    families = [launch.config.family for launch in backend.launches]
+    assert families == ["forward_sm90", "forward_sm80", "forward_sm90"]
+
+
+def test_a_family_can_be_chosen_for_a_while():
+    q, k, v = qkv()
+    with use_backend(FakeBackend("sm_90")):
+        attention(q, k, v)
+        with only_family("forward_sm80"):
+            attention(q, k, v)
+            assert last_plan().family == "forward_sm80"
+        attention(q, k, v)
+        assert last_plan().family == "forward_sm90"
+        with pytest.raises(UnsupportedError, match="Did you mean 'forward_sm80'"), only_family("forward_sm8"):
+            pass
+        with only_family("forward_sm90"), pytest.raises(UnsupportedError, match="with these strides"):
+            attention(q, k[:, :1].expand(k.shape), v)
+    refused = pytest.raises(UnsupportedError, match="forward_sm90 cannot do")
+    with use_backend(FakeBackend("sm_80")), only_family("forward_sm90"), refused:
+        attention(q, k, v)
+
+
+def test_the_emulator_makes_the_same_choice():
+    q, k, v = qkv(b=1, sq=9, sk=12, h=2, hk=2, d=16)
+    shared = k[:, :, :1].expand(k.shape), v[:, :, :1].expand(v.shape)
+    out = emulated_attention(q, *shared, arch="sm_90")
+    assert torch.equal(out, emulated_attention(q, *shared, arch="sm_80", config=FAMILIES["forward_sm80"].default_config(
+        AttentionSpec(dtype="fp16", head_dim=16), arch_from_name("sm_90"))))  # fmt: skip
 
 
 def test_a_cache_keeps_the_newest():

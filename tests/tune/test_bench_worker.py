@@ -62,7 +62,8 @@ def test_a_config_is_launched_over_rotating_inputs(worker, monkeypatch):
     launched = worker._backend.launched
     assert len(launched) == seen["sets"] > 3
     assert len({one.arguments for one in launched}) == len(launched)
-    assert all(one.grid == FAMILY.geometry(worker._inputs.problem.spec, DEFAULT, SHAPE, sm_count=132).grid[0] for one in launched)
+    expected = FAMILY.geometry(worker._inputs.problem.spec, DEFAULT, SHAPE, sm_count=132).grid[0]
+    assert all(one.grid == expected for one in launched)
 
 
 def test_a_slow_config_is_dropped_after_a_few_samples(worker, monkeypatch):

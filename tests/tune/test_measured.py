@@ -6,7 +6,20 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from helpers_tune import ARCH, DEFAULT, DEVICE, FAMILY, SHAPE, SPACE, SPEC, FakeBench, FakePool, record, unit_hash, valley_ms
+from helpers_tune import (
+    ARCH,
+    DEFAULT,
+    DEVICE,
+    FAMILY,
+    SHAPE,
+    SPACE,
+    SPEC,
+    FakeBench,
+    FakePool,
+    record,
+    unit_hash,
+    valley_ms,
+)
 
 from flashsmith.generator.errors import TuneError
 from flashsmith.generator.rendering import render

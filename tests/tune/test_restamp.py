@@ -128,17 +128,19 @@ def test_what_options_ask_for_is_known(options):
 )
 def test_the_command_tunes_the_same_problem(options, values, words):
     spec = TuneProblem(head_dim=64, **options).traced().spec
-    command = tune_command(record(spec=spec, values=values))
-    assert command == (f"flashsmith tune -d 64 --dtype bf16 {words} --seqlens 4096 --batch 4 --nheads 32")
+    command = tune_command(record(spec=spec, values=values), "forward_sm80")
+    assert command == (
+        f"flashsmith tune -d 64 --dtype bf16 {words} --seqlens 4096 --batch 4 --nheads 32 --family forward_sm80"
+    )
 
 
 def test_the_command_says_what_differs_from_the_usual():
     shape = replace(SHAPE, seqlen_k=8192, nheads_k=8)
     spec = AttentionSpec(dtype="fp16", head_dim=192, head_dim_v=128)
     predicted = record(spec=spec, shape=shape, status="predicted")
-    assert tune_command(predicted) == (
+    assert tune_command(predicted, "forward_sm90") == (
         "flashsmith tune -d 192 --head-dim-v 128 --dtype fp16 --seqlens 4096 --batch 4 --nheads 32 --seqlen-k 8192"
-        " --nheads-k 8 --predict --arch sm_90 --gpu 'Test GPU'"
+        " --nheads-k 8 --family forward_sm90 --predict --arch sm_90 --gpu 'Test GPU'"
     )
 
 
