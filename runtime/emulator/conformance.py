@@ -124,7 +124,7 @@ def conform(
         if recorded is None:
             try:
                 gpu = run_on_gpu(case)
-            except Exception as error:  # a kernel that breaks the context takes every later case with it
+            except (RuntimeError, FlashsmithError) as error:  # the context is lost, and every later case with it
                 records.append({**_record_of_nothing(case), "passed": False, "example": f"the GPU failed: {error}"})
                 say(f"FAIL     {case.name:44} the GPU failed, and no further case can run: {error}")
                 break

@@ -50,8 +50,8 @@ class HopperCase(Case):
     """As `Case`, for a block of 128 threads (`lane` counts them); `map` becomes `args.map`."""
 
     map: MapSpec | None = None
-    smem_bytes: int = 4096
-    threads: int = THREADS
+    smem_bytes: int = 4096  # pyright: ignore[reportIncompatibleMethodOverride]
+    threads: int = THREADS  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
     def target(self) -> str:

@@ -91,7 +91,7 @@ def fragments_of_a(matrix: NDArray[np.uint16]) -> NDArray[np.uint32]:
         | matrix[row + r % 2 * 8, column + r // 2 * 8 + 1].astype(np.uint32) << 16
         for r in range(4)
     ]
-    return np.stack(registers, axis=1)
+    return np.stack(registers, axis=1).astype(np.uint32)
 
 
 def accumulators_of(matrix: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -23,9 +23,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     original = build._run
 
-    def counting(toolchain, arguments, folder, what):  # type: ignore[no-untyped-def]
+    def counting(toolchain, arguments, folder, what, *, output):  # type: ignore[no-untyped-def]
         made.append(what)
-        original(toolchain, arguments, folder, what)
+        original(toolchain, arguments, folder, what, output=output)
 
     monkeypatch.setattr(build, "_run", counting)
     return made
