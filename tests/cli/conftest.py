@@ -21,8 +21,9 @@ def own_folders(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def cli(capfd):
-    """Runs a command line: (exit code, standard output, standard error)."""
+def cli(capfd, monkeypatch):
+    """Runs a command line, as in a pipe: (exit code, standard output, standard error)."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # test runners set it for their own output
 
     def call(line):
         code = run(shlex.split(line))
