@@ -81,7 +81,7 @@ def test_every_primitive_of_the_template_has_a_host_twin_with_its_parameters() -
     from flashsmith.generator.environment import TEMPLATE_ROOT
 
     signature = re.compile(r"__device__ __forceinline__ ([\w ]+?)\b(\w+)\(([^{]*?)\) \{", re.DOTALL)
-    template = (TEMPLATE_ROOT / "sm80" / "primitives.jinja").read_text()
+    template = "\n".join(path.read_text() for path in sorted(TEMPLATE_ROOT.glob("*/primitives*.jinja")))
     twins = "\n".join(path.read_text() for path in HERE.glob("primitives_*.h"))
     by_name = {
         match[2]: (match[1].strip(), _types(match[3]))
@@ -97,4 +97,4 @@ def test_every_primitive_of_the_template_has_a_host_twin_with_its_parameters() -
 def _types(parameters: str) -> list[str]:
     kept = [p.strip() for p in parameters.replace("\n", " ").split(",") if p.strip() and "EMULATOR_PLACE" not in p]
     # `u32 (&r)[4]` and `const void* p`: the type without the name.
-    return [re.sub(r"\s+", " ", re.sub(r"\b\w+(\)\[\d+\])?$", r"\1", p)).strip() for p in kept]
+    return [re.sub(r"\s+", " ", re.sub(r"\b\w+(\)\[\w+\])?$", r"\1", p)).strip() for p in kept]
