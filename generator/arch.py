@@ -37,10 +37,6 @@ class Arch:
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def max_threads_per_sm(self) -> int:
-        return self.max_warps_per_sm * WARP_SIZE
-
     def blocks_per_sm(self, *, threads: int, registers: int, smem_bytes: int) -> int:
         """Blocks of `threads` threads, `registers` per thread and `smem_bytes` of shared memory resident on one SM."""
         warps = -(-threads // WARP_SIZE)

@@ -19,17 +19,11 @@ from ..arch import (
     Arch,
 )
 from ..errors import ConfigError
-from ..language.cuda import render_mods
 from ..spec import AttentionSpec, ProblemShape
 from .base import ArgumentField, Exclusion, Family, KernelConfig, LaunchGeometry, Resources
+from .forward_common import OVERHEAD_REGISTERS, SOFTMAX, chunks_of, forward_arguments, tile_counts
 
-SOFTMAX = ("exact", "optimistic")
 SCHEDULES = ("linear", "longest_first")
-
-#: Registers beside the accumulators that every compiled config was seen to need: addresses, strides, loop state.
-OVERHEAD_REGISTERS = 24
-#: Keys and values of the heads that run together should fit this much of the L2 cache (bytes).
-SECTION_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -80,11 +74,6 @@ class ForwardSm80Config(KernelConfig):
     @property
     def threads(self) -> int:
         return self.num_warps * WARP_SIZE
-
-
-def chunks_of(head_dim: int) -> int:
-    """16-byte chunks of one row in shared memory: `head_dim` 16-bit elements, padded to the mma's 16."""
-    return (head_dim + 15) // 16 * 2
 
 
 #: Tiles for head dims up to 128, by falling need of registers and shared memory.
@@ -239,21 +228,7 @@ class ForwardSm80(Family):
         for tensor in "qkvo":
             for axis, meaning in (("b", "batch"), ("s", "sequence"), ("h", "head")):
                 fields.append(ArgumentField("long long", f"{tensor}_stride_{axis}", f"{tensor.upper()}, {meaning}"))
-        mods = [ArgumentField(*argument) for argument in render_mods(spec.mask, spec.score).arguments]
-        fields += [field for field in mods if field.size == 8]
-        fields += [
-            ArgumentField("int", "seqlen_q", "rows of Q and O"),
-            ArgumentField("int", "seqlen_k", "rows of K and V"),
-            ArgumentField("int", "nheads", "heads of Q and O"),
-            ArgumentField("int", "group_size", "nheads / nheads_k"),
-            ArgumentField("int", "num_row_tiles", "T_r = ceil(seqlen_q / B_r)"),
-            ArgumentField("int", "num_heads_total", "batch * nheads"),
-            ArgumentField("int", "section_heads", "heads that run together, longest rows first"),
-            ArgumentField("float", "softmax_scale", "factor of Q K^T"),
-            ArgumentField("float", "softmax_scale_log2", "softmax_scale * log2(e)"),
-        ]
-        fields += [field for field in mods if field.size == 4]
-        return tuple(fields)
+        return forward_arguments(spec, fields)
 
     def geometry(
         self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape, *, sm_count: int
@@ -270,14 +245,7 @@ class ForwardSm80(Family):
 
     def schedule_arguments(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> Mapping[str, int]:
         assert isinstance(config, ForwardSm80Config)
-        kv_bytes = 2 * shape.seqlen_k * (spec.head_dim + spec.head_dim_v)
-        heads = SECTION_BYTES // max(kv_bytes, 1) * shape.gqa_ratio if shape.nheads else 0
-        total = shape.batch * shape.nheads
-        return {
-            "num_row_tiles": -(-shape.seqlen_q // config.B_r),
-            "num_heads_total": total,
-            "section_heads": max(1, min(heads, total)),
-        }
+        return tile_counts(spec, shape, config.B_r)
 
     def render_context(self, spec: AttentionSpec, config: KernelConfig, arch: Arch) -> dict[str, Any]:
         assert isinstance(config, ForwardSm80Config)

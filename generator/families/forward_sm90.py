@@ -14,13 +14,11 @@ from typing import Any, ClassVar
 from ..arch import MAX_THREADS_PER_BLOCK, Arch
 from ..errors import ConfigError
 from ..language.bounds import kv_bounds
-from ..language.cuda import render_mods
 from ..language.rules import ZERO
 from ..spec import AttentionSpec, ProblemShape
 from .base import ArgumentField, Exclusion, Family, KernelConfig, LaunchGeometry, Resources, TensorMapField
-from .forward_sm80 import OVERHEAD_REGISTERS, SECTION_BYTES, chunks_of
+from .forward_common import OVERHEAD_REGISTERS, SOFTMAX, chunks_of, forward_arguments, tile_counts
 
-SOFTMAX = ("exact", "optimistic")
 SCHEDULES = ("grid", "static", "dynamic")
 WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
@@ -185,30 +183,17 @@ class ForwardSm90(Family):
         return tuple(config for config in configs if self.exclusion(spec, config, arch) is None)
 
     def arguments(self, spec: AttentionSpec) -> tuple[ArgumentField, ...]:
-        fields = [
+        tensors = (
             ArgumentField("TensorMap", "q_map", "(batch, nheads, seqlen_q, head_dim)"),
             ArgumentField("TensorMap", "k_map", "(batch, nheads_k, seqlen_k, head_dim)"),
             ArgumentField("TensorMap", "v_map", "(batch, nheads_k, seqlen_k, head_dim_v)"),
             ArgumentField("TensorMap", "o_map", "(batch, nheads, seqlen_q, head_dim_v)"),
             ArgumentField("float*", "lse", "(batch, nheads, seqlen_q), or null"),
             ArgumentField("int*", "next_tile", "two counters, 0 before and after every launch"),
-        ]
-        mods = [ArgumentField(*argument) for argument in render_mods(spec.mask, spec.score).arguments]
-        fields += [field for field in mods if field.size == 8]
-        fields += [
-            ArgumentField("int", "seqlen_q", "rows of Q and O"),
-            ArgumentField("int", "seqlen_k", "rows of K and V"),
-            ArgumentField("int", "nheads", "heads of Q and O"),
-            ArgumentField("int", "group_size", "nheads / nheads_k"),
-            ArgumentField("int", "num_tiles", "tiles of B_r rows of all heads"),
-            ArgumentField("int", "num_row_tiles", "T_r = ceil(seqlen_q / B_r)"),
-            ArgumentField("int", "num_heads_total", "batch * nheads"),
-            ArgumentField("int", "section_heads", "heads that run together, longest rows first"),
-            ArgumentField("float", "softmax_scale", "factor of Q K^T"),
-            ArgumentField("float", "softmax_scale_log2", "softmax_scale * log2(e)"),
-        ]
-        fields += [field for field in mods if field.size == 4]
-        return tuple(fields)
+        )
+        return forward_arguments(
+            spec, tensors, counts=(ArgumentField("int", "num_tiles", "tiles of B_r rows of all heads"),)
+        )
 
     def tensor_maps(self, spec: AttentionSpec, config: KernelConfig) -> tuple[TensorMapField, ...]:
         assert isinstance(config, ForwardSm90Config)
@@ -239,16 +224,8 @@ class ForwardSm90(Family):
 
     def schedule_arguments(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> Mapping[str, int]:
         assert isinstance(config, ForwardSm90Config)
-        kv_bytes = 2 * shape.seqlen_k * (spec.head_dim + spec.head_dim_v)
-        heads = SECTION_BYTES // max(kv_bytes, 1) * shape.gqa_ratio if shape.nheads else 0
-        total = shape.batch * shape.nheads
-        row_tiles = -(-shape.seqlen_q // config.B_r)
-        return {
-            "num_tiles": row_tiles * total,
-            "num_row_tiles": row_tiles,
-            "num_heads_total": total,
-            "section_heads": max(1, min(heads, total)),
-        }
+        counts = tile_counts(spec, shape, config.B_r)
+        return {"num_tiles": counts["num_row_tiles"] * counts["num_heads_total"], **counts}
 
     def render_context(self, spec: AttentionSpec, config: KernelConfig, arch: Arch) -> dict[str, Any]:
         assert isinstance(config, ForwardSm90Config)

@@ -10,7 +10,8 @@ from flashsmith.generator.arch import ARCHS
 from flashsmith.generator.errors import ConfigError, UnsupportedError
 from flashsmith.generator.families import FAMILIES, families_for, family_named
 from flashsmith.generator.families.base import ArgumentField, layout_of
-from flashsmith.generator.families.forward_sm80 import ForwardSm80, ForwardSm80Config, chunks_of
+from flashsmith.generator.families.forward_common import chunks_of
+from flashsmith.generator.families.forward_sm80 import ForwardSm80, ForwardSm80Config
 from flashsmith.generator.spec import AttentionSpec, ProblemShape
 
 FAMILY = ForwardSm80()
