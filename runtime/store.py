@@ -57,8 +57,8 @@ Source = Literal["user", "packaged", "nearest", "default"]
 BUCKET_OCTAVES = 0.5
 STALE_OCTAVES = 0.5
 PREDICTED_OCTAVES = 1.0
-#: Winners at short lengths are chosen by what surrounds the main loop; beyond this many octaves the default is better
-#: (measured on an H200: bf16 d64 winners of length 1k at 16k reached 591 TFLOP/s where the default had 648).
+#: Winners at short lengths are chosen by what surrounds the main loop, which long lengths hardly see: beyond this many
+#: octaves the default is taken. A choice, not yet measured side by side.
 REACH_OCTAVES = 1.5
 #: After this many configs that break the build gate the default is taken: each has cost a compile.
 MAX_REFUSED = 3
