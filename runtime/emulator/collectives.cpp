@@ -1,5 +1,5 @@
-// Instructions that several threads execute together: block barriers, warp_sync, shuffles and
-// votes.
+// Instructions that several threads execute together: block barriers, warp_sync, shuffles, votes
+// and reductions.
 #include "api.h"
 #include "engine.h"
 #include "race.h"
@@ -195,6 +195,22 @@ extern "C" bool emulator_vote_any(bool predicate, const char* file, int line) {
       any |= static_cast<Operands*>(operands[lane])->predicate;
     for (int lane = 0; lane < kWarpSize; ++lane)
       static_cast<Operands*>(operands[lane])->result = any;
+    meeting_done();
+  }
+  return mine.result;
+}
+
+extern "C" unsigned emulator_redux_or(unsigned value, const char* file, int line) {
+  struct Operands {
+    unsigned value, result;
+  } mine{value, 0};
+  if (meet({"redux_or_b32", file, line}, &mine)) {
+    void** operands = warps[warp_of(current)].operands;
+    unsigned all = 0;
+    for (int lane = 0; lane < kWarpSize; ++lane)
+      all |= static_cast<Operands*>(operands[lane])->value;
+    for (int lane = 0; lane < kWarpSize; ++lane)
+      static_cast<Operands*>(operands[lane])->result = all;
     meeting_done();
   }
   return mine.result;

@@ -142,6 +142,8 @@ EMULATOR_WGMMA(240)
 EMULATOR_WGMMA(248)
 EMULATOR_WGMMA(256)
 
+inline u32 redux_or_b32(u32 value, EMULATOR_PLACE) { return emulator_redux_or(value, file, line); }
+
 inline void stmatrix_x4(u32 row_smem, const u32 (&r)[4], EMULATOR_PLACE) {
   emulator_stmatrix_x4(row_smem, r, file, line);
 }

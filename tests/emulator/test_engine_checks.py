@@ -140,6 +140,16 @@ BUGS: Mapping[str, tuple[str, str, str]] = {
         "different barriers",
         "if (thread_index() % 32 == 0)\n    barrier_sync();  // BUG\n  else\n    barrier_sync();  // BUG",
     ),
+    "lanes at different reductions": (
+        "divergence",
+        "different warp-wide instructions",
+        "if (thread_index() % 32 < 7)\n    redux_or_b32(1);  // BUG\n  else\n    redux_or_b32(2);  // BUG",
+    ),
+    "reduction that a lane skips": (
+        "deadlock",
+        f"31 wait at redux_or_b32 at {FILE}:13: threads 0-30; 97 have ended",
+        "if (thread_index() != 31) redux_or_b32(1);  // BUG",
+    ),
     "shuffle with a lane mask of 32": ("operand", "0 to 31, but got 32", "shfl_bfly_f32(0.0f, args.n + 32);  // BUG"),
     "barrier that some threads skip": (
         "deadlock",
