@@ -1,37 +1,40 @@
 """Holds the engine against a GPU: every primitive, the same kernel text and inputs, the outputs compared.
 
     python -m flashsmith.runtime.emulator.conformance --out FILE             on a machine with a GPU
+    python -m flashsmith.runtime.emulator.conformance --out FILE --gpu-only  the same, the engine's part left for later
     python -m flashsmith.runtime.emulator.conformance --replay FILE          anywhere, with the GPU's recorded outputs
 
 The file is JSON: the GPU, the engine, and per case the rule, the count of words that break it and the worst difference.
 It keeps the GPU's outputs (their digest alone where the engine gave the same bits), so that the engine can be held
 against them again without the GPU. Without a C++ compiler the GPU's outputs are recorded for a later replay.
+
+A case that crashes, hangs or ruins the GPU's context is recorded as that, and the next one runs in a new process.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import ctypes
-import hashlib
 import json
+import math
+import os
 import sys
-import zlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ...generator.errors import EmulatorError, FlashsmithError, MissingComponentError
-from .conformance_hopper import CC, hopper_cases
-from .conformance_kernels import ENTRY, Case, all_cases
+from ...generator.errors import EmulatorError, FlashsmithError, LaunchError, MissingComponentError
+from .conformance_cases import cases_for
+from .conformance_kernels import ENTRY, Case
+from .conformance_record import Record, broken_engine, compare, line_of, record_of, replay, require_same_case
+from .conformance_worker import Gpu, Outcome, WorkerGpu, isolate
 
-SCHEMA = 1
-Record = dict[str, Any]
-
-
-def cases_for(cc: str) -> tuple[Case, ...]:
-    """The cases that a GPU of compute capability `cc` ("8.0") can run."""
-    return (*all_cases(), *(hopper_cases() if cc == CC else ()))
+SCHEMA = 2
+#: Seconds that one case may take on the GPU.
+CASE_SECONDS = 10.0
+#: Seconds between two writes of an unfinished record.
+_SAVE_SECONDS = 2.0
 
 
 def run_on_engine(case: Case) -> Any:
@@ -57,134 +60,165 @@ def run_on_engine(case: Case) -> Any:
     return out
 
 
-def run_on_gpu(case: Case, *, device: int = 0) -> Any:
-    """The words that the GPU writes for `case`. Raises CompileError, LaunchError and MissingComponentError."""
-    import numpy as np
-    import torch
+class Conformance:
+    """One run: the cases on the GPU, one after another, while the engine runs them on all cores; then the comparison.
 
-    from .. import driver
-    from ..nvrtc import compile_to_cubin
+    `result()` is whole at any time: a case that has not run is recorded as that. `engine` False leaves the comparison
+    for a replay. `deadline` is of time.monotonic(): what has not ended by then is left out. `save` gets the unfinished
+    result now and then, and the finished one.
+    """
 
-    major, minor = driver.device_info(device).cc
-    cubin = compile_to_cubin(case.text, case.target or f"sm_{major}{minor}", name="conformance.cu").cubin
-    with torch.cuda.device(device):
-        tensors = {name: torch.from_numpy(array.view(np.int32)).cuda() for name, array in case.arrays.items()}
-        tensors["out"] = torch.full((case.blocks * case.items,), -1, dtype=torch.int32, device="cuda")
-        packed = case.pack({name: tensor.data_ptr() for name, tensor in tensors.items()}, gpu=True)
-        function = driver.load_function(cubin, ENTRY, smem_bytes=case.smem_bytes, device=device)
-        stream = torch.cuda.current_stream().cuda_stream
-        arguments = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
-        driver.launch(function, (case.blocks, 1, 1), case.threads, case.smem_bytes, stream, arguments)
-        words = tensors["out"].cpu().numpy().view(np.uint32)
-        driver.unload(function)
-    return words
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        *,
+        engine: dict[str, str] | None,
+        deadline: float = math.inf,
+        case_s: float = CASE_SECONDS,
+        progress: Callable[[str], None] = lambda _: None,
+        save: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> None:
+        self._cases = {case.name: case for case in cases}
+        self._engine = engine
+        self._deadline = deadline
+        self._case_s = case_s
+        self._say = progress
+        self._save = save
+        self._saved = time.monotonic()
+        self._gpu_identity: dict[str, Any] = {}
+        self._records: dict[str, Record] = {}
+
+    def result(self) -> dict[str, Any]:
+        """The whole record as it stands."""
+        never = Outcome("not run", message="no time was left")
+        records = [self._records.get(name) or record_of(case, never) for name, case in self._cases.items()]
+        passed = [record["passed"] for record in records]
+        return {
+            "schema": SCHEMA,
+            "gpu": self._gpu_identity,
+            "engine": self._engine,
+            "passed": False if False in passed else None if None in passed else True,
+            "cases": records,
+        }
+
+    def run(self, gpu: Gpu, identity: dict[str, Any]) -> dict[str, Any]:
+        """The result after all cases ran on `gpu`, and on the engine unless that is left out."""
+        self._gpu_identity = identity
+        with _Engine(self._cases.values() if self._engine else ()) as engine:
+            try:
+                self._run_on_gpu(gpu)
+            finally:
+                self._save(self.result())
+            for name, record in self._records.items():
+                if self._engine and record["status"] == "ran":
+                    self._records[name] = self._compared(self._cases[name], record, engine)
+        self._save(self.result())
+        return self.result()
+
+    def replay(self, recorded: dict[str, Any]) -> dict[str, Any]:
+        """The result from the GPU's outputs in `recorded`. Raises EmulatorError for the record of another kernel."""
+        self._gpu_identity = recorded["gpu"]
+        known = {record["name"]: record for record in recorded["cases"]}
+        for name, case in self._cases.items():
+            if name not in known:
+                raise EmulatorError(f"The record has no case {name!r}. Run the conformance program on a GPU again.")
+            require_same_case(case, known[name])
+        with _Engine(self._cases.values()) as engine:
+            for name, case in self._cases.items():
+                try:
+                    record = replay(case, known[name], engine.words(case, self._left()))
+                except TimeoutError:
+                    record = {**known[name], "passed": None}
+                except EmulatorError as error:
+                    record = broken_engine(known[name], error)
+                self._keep(record)
+        self._save(self.result())
+        return self.result()
+
+    def _run_on_gpu(self, gpu: Gpu) -> None:
+        crashed = []
+        for case in self._cases.values():
+            limit = min(self._case_s, self._left())
+            if limit <= 0:
+                self._say(f"the time is over: {len(self._cases) - len(self._records)} cases have not run")
+                return
+            try:
+                outcome = gpu(case, case.blocks, limit)
+            except LaunchError as error:  # no process can use the GPU any more
+                outcome = Outcome("not run", message=str(error))
+            if outcome.status == "crash":
+                crashed.append(case)
+            self._keep(record_of(case, outcome))
+            if outcome.status == "not run":
+                return
+        for case in crashed:  # last, since each step costs a new process
+            try:
+                place = isolate(gpu, case, limit_s=self._case_s, deadline=self._deadline)
+            except LaunchError as error:
+                self._say(f"no more is known about the cases that crashed: {error}")
+                return
+            record = self._records[case.name]
+            self._keep({**record, "example": record["example"] + place})
+
+    def _compared(self, case: Case, record: Record, engine: _Engine) -> Record:
+        try:
+            record = compare(case, record, engine.words(case, self._left()))
+        except TimeoutError:
+            return record
+        except EmulatorError as error:
+            record = broken_engine(record, error)
+        self._say(line_of(record))
+        return record
+
+    def _keep(self, record: Record) -> None:
+        self._records[record["name"]] = record
+        self._say(line_of(record))
+        if time.monotonic() - self._saved > _SAVE_SECONDS:
+            self._save(self.result())
+            self._saved = time.monotonic()
+
+    def _left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
 
 
-def compare(case: Case, gpu: Any, engine: Any) -> Record:
-    """The record of one case that ran on both sides."""
-    found = case.rule.compare(gpu, engine, case.arrays)
-    agreed = found.mismatches == 0
-    return {
-        **_record_of_gpu(case, gpu, keep_output=not (case.rule.exact and agreed)),
-        "passed": agreed,
-        "mismatches": found.mismatches,
-        "worst": found.worst,
-        "unit": found.unit,
-        "example": found.example,
-    }
+class _Engine:
+    """Cases on the engine, on all cores at once: most of the time is the C++ compiler's."""
 
+    def __init__(self, cases: Iterable[Case]) -> None:
+        self._threads = ThreadPoolExecutor(os.cpu_count() or 1)
+        self._words: dict[str, Future[Any]] = {c.name: self._threads.submit(run_on_engine, c) for c in cases}
 
-def replay(case: Case, recorded: Record, engine: Any) -> Record:
-    """The record of `case` again, from the GPU's recorded output. Raises EmulatorError for another kernel's record."""
-    if recorded["case_digest"] != case.digest:
-        raise EmulatorError(
-            f"The recorded output of {case.name!r} must come from the same kernel and inputs, but they have changed"
-            " since. Run the conformance program on a GPU again."
-        )
-    if recorded["gpu_output"] is None:
-        if recorded["gpu_digest"] == _digest(case.rule.canonical(engine)):
-            return recorded
-        return {**recorded, "passed": False, "mismatches": None, "example": "the engine's digest differs"}
-    return compare(case, _decode(recorded["gpu_output"]), engine)
+    def words(self, case: Case, limit_s: float) -> Any:
+        """The words of `case`. Raises TimeoutError after `limit_s`, and what `run_on_engine` raises."""
+        return self._words[case.name].result(timeout=None if math.isinf(limit_s) else limit_s)
+
+    def __enter__(self) -> _Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def conform(
-    cases: Sequence[Case], *, recorded: dict[str, Any] | None = None, progress: Callable[[str], None] | None = None
+    cases: Sequence[Case], *, recorded: dict[str, Any] | None = None, gpu: Gpu | None = None, **options: Any
 ) -> dict[str, Any]:
-    """The whole record: the GPU here (or `recorded`, an earlier record) against the engine.
+    """The whole record: the GPU here, `gpu`, or `recorded` (an earlier record) against the engine, if there is one.
 
-    Raises MissingComponentError without a GPU and a record, or without a compiler and a GPU.
+    `options` are those of `Conformance`. Raises MissingComponentError without a GPU and a record, or without a compiler
+    and a GPU.
     """
-    say = progress or (lambda _: None)
-    engine_identity = _engine_identity(required=recorded is not None)
-    records = []
-    known = {record["name"]: record for record in recorded["cases"]} if recorded else {}
-    for case in cases:
-        engine = run_on_engine(case) if engine_identity else None
-        if recorded is None:
-            try:
-                gpu = run_on_gpu(case)
-            except (RuntimeError, FlashsmithError) as error:  # the context is lost, and every later case with it
-                records.append({**_record_of_nothing(case), "passed": False, "example": f"the GPU failed: {error}"})
-                say(f"FAIL     {case.name:44} the GPU failed, and no further case can run: {error}")
-                break
-            record = compare(case, gpu, engine) if engine is not None else _record_of_gpu(case, gpu, keep_output=True)
-        elif case.name in known:
-            record = replay(case, known[case.name], engine)
-        else:
-            raise EmulatorError(f"The record has no case {case.name!r}. Run the conformance program on a GPU again.")
-        records.append(record)
-        verdict = {True: "pass", False: "FAIL", None: "recorded"}[record["passed"]]
-        worst = "" if record["worst"] is None else f"  worst {record['worst']:.3g} {record['unit']}"
-        say(f"{verdict:8} {case.name:44} {record['words']:6} words{worst}  {record['example']}")
-    passed = [record["passed"] for record in records]
-    return {
-        "schema": SCHEMA,
-        "gpu": recorded["gpu"] if recorded else _gpu_identity(),
-        "engine": engine_identity,
-        "passed": None if None in passed else all(passed),
-        "cases": records,
-    }
-
-
-def _record_of_nothing(case: Case) -> Record:
-    return {
-        "name": case.name,
-        "note": case.note,
-        "rule": case.rule.text,
-        "words": 0,
-        "passed": None,
-        "mismatches": None,
-        "worst": None,
-        "unit": "",
-        "example": "",
-        "case_digest": case.digest,
-        "gpu_digest": "",
-        "gpu_output": None,
-    }
-
-
-def _record_of_gpu(case: Case, gpu: Any, *, keep_output: bool) -> Record:
-    return {
-        **_record_of_nothing(case),
-        "words": int(gpu.size),
-        "gpu_digest": _digest(case.rule.canonical(gpu)),
-        "gpu_output": _encode(gpu) if keep_output else None,
-    }
-
-
-def _digest(words: Any) -> str:
-    return hashlib.sha256(words.tobytes()).hexdigest()
-
-
-def _encode(words: Any) -> str:
-    return base64.b64encode(zlib.compress(words.tobytes(), 9)).decode()
-
-
-def _decode(text: str) -> Any:
-    import numpy as np
-
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint32)
+    engine = options.pop("engine") if "engine" in options else _engine_identity(required=recorded is not None)
+    conformance = Conformance(cases, engine=engine, **options)
+    if recorded is not None:
+        return conformance.replay(recorded)
+    identity = _gpu_identity()
+    if gpu is not None:
+        return conformance.run(gpu, identity)
+    workers = WorkerGpu(cases)
+    try:
+        return conformance.run(workers, identity)
+    finally:
+        workers.close()
 
 
 def _gpu_identity() -> dict[str, Any]:
@@ -209,28 +243,52 @@ def _engine_identity(*, required: bool) -> dict[str, str] | None:
         return None
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program; 0 where every case that ran on both sides agrees, 1 otherwise."""
+def _write(path: Path, result: dict[str, Any]) -> None:
+    """Replaces the file whole: a run that is killed leaves the last one."""
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m flashsmith.runtime.emulator.conformance", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, help="write the record here")
     parser.add_argument("--replay", type=Path, help="take the GPU's outputs from this record instead of a GPU")
     parser.add_argument("--only", metavar="TEXT", default="", help="only the cases whose name contains TEXT")
+    parser.add_argument("--gpu-only", action="store_true", help="record the GPU's outputs; compare in a later --replay")
+    parser.add_argument("--budget-s", type=float, metavar="S", default=math.inf, help="end after S seconds")
+    parser.add_argument("--case-s", type=float, metavar="S", default=CASE_SECONDS, help="seconds a case may take")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the program; 0 where every case that ran on both sides agrees, 1 otherwise."""
+    start = time.monotonic()
+    parser = _parser()
     chosen = parser.parse_args(arguments)
     if chosen.out is None and chosen.replay is None:
         parser.error("one of --out and --replay is needed")
+    if chosen.gpu_only and chosen.replay is not None:
+        parser.error("--gpu-only leaves out what --replay is for")
+    options: dict[str, Any] = {"deadline": start + chosen.budget_s, "case_s": chosen.case_s}
+    if chosen.out is not None:
+        options["save"] = lambda result: _write(chosen.out, result)
+    if chosen.gpu_only:
+        options["engine"] = None
     try:
         recorded = json.loads(chosen.replay.read_text()) if chosen.replay else None
         cc = (recorded["gpu"] if recorded else _gpu_identity()).get("cc", "")
         cases = [case for case in cases_for(cc) if chosen.only in case.name]
-        result = conform(cases, recorded=recorded, progress=print)
+        result = conform(cases, recorded=recorded, progress=lambda line: print(line, flush=True), **options)
     except (FlashsmithError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
-    if chosen.out is not None:
-        chosen.out.write_text(json.dumps(result, indent=1) + "\n")
     failed = [record["name"] for record in result["cases"] if record["passed"] is False]
-    print(f"{len(result['cases'])} cases, {len(failed)} failed" + (f": {', '.join(failed)}" if failed else ""))
+    missing = sum(record.get("status") == "not run" for record in result["cases"])
+    notes = [f"{len(failed)} failed" + (f": {', '.join(failed)}" if failed else "")]
+    notes += [f"{missing} not run"] if missing else []
+    print(f"{len(result['cases'])} cases in {time.monotonic() - start:.0f} s: {', '.join(notes)}")
     return 1 if failed else 0
 
 

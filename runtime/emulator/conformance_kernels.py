@@ -370,6 +370,11 @@ def _integers() -> list[Case]:
     for name in ("max_s32", "min_s32", "floor_div_s32", "floor_mod_s32"):
         value = f"static_cast<u32>({name}(static_cast<int>(ld_u32(x)), static_cast<int>({y})))"
         cases.append(Case(name, _elementwise(value), pairs, 4, 1024))
+    cases.append(
+        Case("abs_s32", _elementwise("static_cast<u32>(abs_s32(static_cast<int>(ld_u32(x))))"), pairs, 4, 1024)
+    )
+    value = "static_cast<u32>(abs_s64(static_cast<long long>(static_cast<int>(ld_u32(x))) * 1048573) >> 16)"
+    cases.append(Case("abs_s64", _elementwise(value), pairs, 4, 1024))
     for name in ("max_s64", "min_s64", "floor_div_s64", "floor_mod_s64"):
         wide = f"static_cast<long long>(static_cast<int>(ld_u32(x))) * 1048573, static_cast<int>({y})"
         value = f"static_cast<u32>({name}({wide}) >> 16)"

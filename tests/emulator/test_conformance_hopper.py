@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from flashsmith.generator.environment import environment
 from flashsmith.generator.errors import MissingComponentError
 from flashsmith.runtime.emulator import conformance
-from flashsmith.runtime.emulator.conformance_hopper import _COORDINATES, HopperCase, hopper_cases
-from flashsmith.runtime.emulator.conformance_layouts import product, swizzled
+from flashsmith.runtime.emulator.conformance_cases import every_case
+from flashsmith.runtime.emulator.conformance_hopper import hopper_cases
+from flashsmith.runtime.emulator.conformance_hopper_case import HopperCase
+from flashsmith.runtime.emulator.conformance_layouts import accumulators_of, product, swizzled
+from flashsmith.runtime.emulator.conformance_tma import _COORDINATES, starts
 
 CASES = {case.name: case for case in hopper_cases()}
-PRODUCTS = [name for name in CASES if name.startswith("wgmma")]
+PRODUCTS = [name for name in CASES if name.startswith("wgmma_")]
 #: One N of each kind, and all other layouts.
 FEW_PRODUCTS = [
     name
     for name in PRODUCTS
-    if "bf16" not in name or "span 128" not in name or name[10:].split("k")[0] in ("8", "80", "176", "256")
+    if "span 128" not in name or name[10:].split("k")[0] in ("8", "80", "176", "256") or "normal" in name
 ]
 
 
@@ -44,30 +50,52 @@ def element(case: HopperCase, index: tuple[int, ...]) -> int:
     return index[0] + sum(i * stride for i, stride in zip(index[1:], case.map.strides, strict=True)) // 2
 
 
+@pytest.mark.parametrize("where", ["", " outside"])
 @pytest.mark.parametrize("swizzle", [16, 32, 64, 128])
 @pytest.mark.parametrize("rank", [3, 4, 5])
-def test_tma_loads_by_their_definition(rank: int, swizzle: int) -> None:
-    case = CASES[f"tma_load_{rank}d swizzle {swizzle}"]
+def test_tma_loads_by_their_definition(rank: int, swizzle: int, where: str) -> None:
+    case = CASES[f"tma_load_{rank}d swizzle {swizzle}{where}"]
     source = case.arrays["in"].view(np.uint16)
     found = engine(case.name).view(np.uint16).reshape(case.blocks, -1)
-    for block, at in enumerate(_COORDINATES):
+    touched = 0
+    for block, at in enumerate(case.arrays["in2"].view(np.int32).reshape(-1, rank).tolist()):
         expected = np.zeros(found.shape[1], dtype=np.uint16)
-        for place, index in boxes(case, at[:rank]):
+        for place, index in boxes(case, at):
             expected[place // 2] = 0 if index is None else source[element(case, index)]
+            touched += index is not None
         np.testing.assert_array_equal(found[block], expected)
+    assert (touched == 0) == (where != "")
 
 
+@pytest.mark.parametrize("where", ["", " outside"])
 @pytest.mark.parametrize("swizzle", [16, 32, 64, 128])
 @pytest.mark.parametrize("rank", [3, 4, 5])
-def test_tma_stores_by_their_definition(rank: int, swizzle: int) -> None:
-    case = CASES[f"tma_store_{rank}d swizzle {swizzle}"]
+def test_tma_stores_by_their_definition(rank: int, swizzle: int, where: str) -> None:
+    case = CASES[f"tma_store_{rank}d swizzle {swizzle}{where}"]
     tile = case.arrays["in"].view(np.uint16)
     expected = np.full(case.blocks * case.items * 2, 0xFFFF, dtype=np.uint16)
-    for block, at in enumerate(_COORDINATES):
-        for place, index in boxes(case, (*at[: rank - 1], block)):
+    for block, at in enumerate(case.arrays["in2"].view(np.int32).reshape(-1, rank - 1).tolist()):
+        for place, index in boxes(case, (*at, block)):
             if index is not None:
                 expected[element(case, index)] = tile[place // 2]
     np.testing.assert_array_equal(engine(case.name).view(np.uint16), expected)
+    assert (expected == 0xFFFF).all() == (where != "")
+
+
+def test_each_coordinate_is_in_one_case_of_a_kind() -> None:
+    for name, case in CASES.items():
+        if name.startswith("tma_load") and not name.endswith("outside"):
+            assert case.map is not None
+            other = CASES[f"{name} outside"]
+            assert case.blocks + other.blocks == len(_COORDINATES)
+            assert case.text == other.text, "one program serves both"
+    assert starts((8, 8), (8, 2), touching=True) == [(0, 0), (0, 0)]
+
+
+def test_groups_of_stores_by_their_definition() -> None:
+    tiles = CASES["bulk groups"].arrays["in"].view(np.uint16).reshape(3, 256)
+    place = swizzled(np.arange(0, 512, 2), 64) // 2
+    np.testing.assert_array_equal(engine("bulk groups").view(np.uint16).reshape(3, 256), tiles[:, place])
 
 
 @pytest.mark.parametrize("name", FEW_PRODUCTS)
@@ -102,17 +130,53 @@ def test_barriers_pass_on_what_was_written() -> None:
     np.testing.assert_array_equal(engine("named barriers"), expected)
 
 
-def test_registers_grid_and_atomics() -> None:
-    case = CASES["setmaxnreg, grid_size"]
-    added = np.repeat(np.array([0, 3, 3], dtype=np.uint32), 128)
-    np.testing.assert_array_equal(engine(case.name).reshape(3, 384), np.tile(case.arrays["in"] + added, (3, 1)))
+@pytest.mark.parametrize("consumers", [1, 2, 3, 4])
+def test_registers_and_grid_by_their_definition(consumers: int) -> None:
+    threads = 128 * (consumers + 1)
+    case = CASES[f"setmaxnreg, grid_size {threads} threads"]
+    added = np.where(np.arange(threads) < 128, 0, 3).astype(np.uint32)
+    np.testing.assert_array_equal(engine(case.name).reshape(3, threads), np.tile(case.arrays["in"] + added, (3, 1)))
+
+
+def test_atomics_by_their_definition() -> None:
     np.testing.assert_array_equal(engine("atomic_add_global_s32, st_global_s32"), [3 * 128 - 1, 1])
+
+
+def test_reductions_by_their_definition() -> None:
+    words = CASES["redux_or_b32"].arrays["in"].reshape(-1, 32)
+    expected = np.bitwise_or.reduce(words, axis=1)
+    np.testing.assert_array_equal(engine("redux_or_b32"), np.repeat(expected, 32))
+    assert {0, 0x80000000} < set(expected.tolist())
+    assert len(set(expected.tolist())) > 50
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_groups_of_products_by_their_definition(dtype: str) -> None:
+    found = engine(f"wgmma groups {dtype}").view(np.float32).reshape(128, 2, 32)
+    made = product("ss", dtype, 128, 64, "integers")
+    without = made.a @ made.b.T
+    for i, exact in enumerate((without + made.d, without)):
+        np.testing.assert_array_equal(found[:, i], accumulators_of(exact))
 
 
 def test_the_kernels_own_products_are_among_the_cases() -> None:
     for n in range(8, 257, 8):
         for form in ("ss", "rs"):
             assert f"wgmma_m64n{n}k16_f32_bf16_{form} span 128 integers" in CASES
+    for dtype, n in itertools.product(("f16", "bf16"), range(48, 257, 16)):
+        assert n > 192 or f"wgmma_m64n{n}k16_f32_{dtype}_ss span 128 integers" in CASES
+        assert n < 64 or f"wgmma_m64n{n}k16_f32_{dtype}_rs span 128 integers" in CASES
+
+
+def test_every_primitive_of_every_template_is_in_a_case() -> None:
+    context = {"config": SimpleNamespace(B_c=64), "chunks_v": 8, "mma": "bf16"}
+    defined = re.compile(r"__forceinline__ [\w ]+?\b(\w+)\(")
+    called = set(re.findall(r"\w+", "\n".join(case.sections[-1].text for case in every_case().values())))
+    for arch in ("sm80", "sm90"):
+        text = environment().get_template(f"{arch}/primitives.jinja").render(context)
+        names = set(defined.findall(text))
+        assert len(names) > 30
+        assert names - called == set()
 
 
 def test_texts_compile_for_a_gpu() -> None:

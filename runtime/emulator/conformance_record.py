@@ -1,0 +1,100 @@
+"""The JSON record of a conformance case: what the GPU wrote, and how the engine compares with it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from typing import Any
+
+from ...generator.errors import EmulatorError
+from .conformance_kernels import Case
+from .conformance_worker import Outcome
+
+Record = dict[str, Any]
+
+
+def record_of(case: Case, outcome: Outcome) -> Record:
+    """The record of what `case` did on the GPU, before the engine is asked: "passed" is None, or False if it failed."""
+    record: Record = {
+        "name": case.name,
+        "note": case.note,
+        "rule": case.rule.text,
+        "status": outcome.status,
+        "words": 0,
+        "passed": None if outcome.status in ("ran", "not run") else False,
+        "mismatches": None,
+        "worst": None,
+        "unit": "",
+        "example": "" if outcome.status == "ran" else f"{outcome.status}: {outcome.message}",
+        "case_digest": case.digest,
+        "gpu_digest": "",
+        "gpu_output": None,
+    }
+    if outcome.status == "ran":
+        record["words"] = int(outcome.words.size)
+        record["gpu_digest"] = _digest(case.rule.canonical(outcome.words))
+        record["gpu_output"] = _encode(outcome.words)
+    return record
+
+
+def compare(case: Case, record: Record, engine: Any) -> Record:
+    """The record with the engine's words held against the GPU's, which it must hold."""
+    found = case.rule.compare(decode(record["gpu_output"]), engine, case.arrays)
+    agreed = found.mismatches == 0
+    return {
+        **record,
+        "passed": agreed,
+        "mismatches": found.mismatches,
+        "worst": found.worst,
+        "unit": found.unit,
+        "example": found.example,
+        "gpu_output": None if case.rule.exact and agreed else record["gpu_output"],  # its digest says it all
+    }
+
+
+def broken_engine(record: Record, error: Exception) -> Record:
+    """The record of a case that the engine did not run cleanly."""
+    return {**record, "passed": False, "example": f"the engine failed: {error}"}
+
+
+def replay(case: Case, recorded: Record, engine: Any) -> Record:
+    """The record of `case` again, from the GPU's recorded output; one that did not run then stays as it is."""
+    if recorded.get("status", "ran") != "ran":
+        return recorded
+    if recorded["gpu_output"] is None:
+        if recorded["gpu_digest"] == _digest(case.rule.canonical(engine)):
+            return recorded
+        return {**recorded, "passed": False, "mismatches": None, "example": "the engine's digest differs"}
+    return compare(case, recorded, engine)
+
+
+def require_same_case(case: Case, recorded: Record) -> None:
+    """Raises EmulatorError where `recorded` is of another text or of other inputs than `case` has now."""
+    if recorded["case_digest"] != case.digest:
+        raise EmulatorError(
+            f"The recorded output of {case.name!r} must come from the same kernel and inputs, but they have changed"
+            " since. Run the conformance program on a GPU again."
+        )
+
+
+def line_of(record: Record) -> str:
+    """One line about a record, for a terminal."""
+    verdict = {True: "pass", False: "FAIL", None: "recorded" if record["words"] else "-"}[record["passed"]]
+    worst = "" if record["worst"] is None else f"  worst {record['worst']:.3g} {record['unit']}"
+    return f"{verdict:8} {record['name']:44} {record['words']:6} words{worst}  {record['example']}"
+
+
+def decode(text: str) -> Any:
+    """The words of a record's "gpu_output"."""
+    import numpy as np
+
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint32)
+
+
+def _digest(words: Any) -> str:
+    return hashlib.sha256(words.tobytes()).hexdigest()
+
+
+def _encode(words: Any) -> str:
+    return base64.b64encode(zlib.compress(words.tobytes(), 6)).decode()
