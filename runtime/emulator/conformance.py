@@ -37,8 +37,11 @@ CASE_SECONDS = 10.0
 _SAVE_SECONDS = 2.0
 
 
-def run_on_engine(case: Case) -> Any:
-    """The words that the engine writes for `case`. Raises EmulatorError where the kernel breaks a rule."""
+def run_on_engine(case: Case, **options: Any) -> Any:
+    """The words that the engine writes for `case`. Raises EmulatorError where the kernel breaks a rule.
+
+    `options` are those of `emulate_text`: the flavour and the schedule.
+    """
     import numpy as np
 
     from .host_text import host_text_of
@@ -55,6 +58,7 @@ def run_on_engine(case: Case) -> Any:
         threads=case.threads,
         smem_bytes=case.smem_bytes,
         buffers=tuple(HostBuffer(a.ctypes.data, a.nbytes, name, name == "out") for name, a in arrays.items()),
+        **options,
     )
     report.require_clean()
     return out

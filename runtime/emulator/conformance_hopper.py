@@ -76,7 +76,7 @@ def _registers_and_rows() -> list[HopperCase]:
 """
     atomics = """\
   const int before = atomic_add_global_s32(reinterpret_cast<int*>(args.out), 3);
-  st_global_s32(reinterpret_cast<int*>(args.out) + 1, (before + 1) % 3 == 0);  // they all see -1 + 3 n
+  if (lane == 0) st_global_s32(reinterpret_cast<int*>(args.out) + 1, (before + 1) % 3 == 0);  // -1 + 3 n
 """
     reduced = "  st_u32(args.out + first + lane, redux_or_b32(ld_u32(args.in + first + lane)));\n"
     return [
