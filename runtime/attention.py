@@ -1,7 +1,8 @@
 """`flashsmith.attention`: the public function, and the path a call takes.
 
-A call that repeats (same shapes, strides, dtypes, device, flags and captured values) is one dictionary lookup, two
-allocations at most and one launch. Everything else, checks included, happens once per such class, in `_first_call`.
+A call that repeats (same shapes, strides, dtypes, device, flags and captured values) is one check of its tensors, two
+allocations at most and one launch. Where the flags were last used with other tensors, it is found by all of these in
+`_plans`. Everything else, other checks included, happens once per such class, in `_first_call`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .tensors import (
     readable,
     torch_from_cupy,
 )
+from .torch_internals import never_alike, tensor_check
 
 __all__ = ["attention", "explain", "last_plan", "reset"]
 
@@ -37,10 +39,14 @@ __all__ = ["attention", "explain", "last_plan", "reset"]
 MAX_PLANS = 4096
 
 _plans: dict[Any, Plan] = {}
+#: The plan that each set of flags was last used with. Its `check` tells whether the tensors are alike, too.
+_recent: dict[Any, Plan] = {}
+#: Another object after each `reset`.
+_epoch = object()
 _last = threading.local()
 _backend: Backend = CudaBackend()
 
-_empty, _empty_like, _is_grad_enabled, _float32 = torch.empty, torch.empty_like, torch.is_grad_enabled, torch.float32
+_empty, _is_grad_enabled, _float32 = torch.empty, torch.is_grad_enabled, torch.float32
 #: Torch's own entry points cost 0.1 us, the public ones about 1 us; a torch without them gets the backend's.
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or _backend.current_stream
 _current_device = getattr(torch._C, "_cuda_getDevice", None) or _backend.current_device
@@ -108,40 +114,35 @@ def attention(
             captured, tables, wants_grad = captures.key, captures.tensors, captures.wants_grad
         else:
             captured = object()  # equal to no key: such a function is traced at each call
-    key: Any
+    flags: Any = (causal, window_size, softcap, softmax_scale, captured)
     q_address = k_address = v_address = 0
     try:
-        key = (
-            q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
-            q.device, k.device, v.device, q.__class__, k.__class__, v.__class__,
-            causal, window_size, softcap, softmax_scale, captured,
-        )  # fmt: skip
-        plan = _plans.get(key)
+        plan = _recent.get(flags)
+        if plan is None or not plan.check(q, k, v):
+            plan = _remembered(q, k, v, flags)
         if plan is not None:
             q_address, k_address, v_address = q.data_ptr(), k.data_ptr(), v.data_ptr()
     except (AttributeError, TypeError, RuntimeError):  # no torch tensor, a window given as a list, no storage
-        key = plan = None
-    if plan is not None and not (
+        plan = flags = None
+    if plan is not None and q_address and k_address and v_address and not (
         (q_address | k_address | v_address) & 15
-        or plan.is_empty
-        or ((q.requires_grad or k.requires_grad or v.requires_grad or wants_grad) and _is_grad_enabled())
-        or q.is_neg() or k.is_neg() or v.is_neg()
+        or (wants_grad and _is_grad_enabled())
         or _current_device() != plan.device_index
     ):  # fmt: skip
-        out = _empty_like(q) if plan.like_q else _empty(plan.out_shape, dtype=plan.dtype, device=plan.device)
+        out = plan.empty(plan.out_shape, plan.out_strides, plan.dtype)
         _last.record = plan.record
         stream = _current_stream(plan.device_index)
         if not return_lse:
             plan.launch(q_address, k_address, v_address, out.data_ptr(), 0, tables, stream)
             return out
-        lse = _empty(plan.lse_shape, dtype=_float32, device=plan.device)
+        lse = plan.empty(plan.lse_shape, plan.lse_strides, _float32)
         plan.launch(q_address, k_address, v_address, out.data_ptr(), lse.data_ptr(), tables, stream)
         return out, lse
     call = {
         "causal": causal, "window_size": window_size, "softcap": softcap, "alibi_slopes": alibi_slopes,
         "softmax_scale": softmax_scale, "mask_mod": mask_mod, "score_mod": score_mod,
     }  # fmt: skip
-    return _first_call(q, k, v, call, return_lse, key)
+    return _first_call(q, k, v, call, return_lse, flags)
 
 
 def last_plan() -> PlanRecord | None:
@@ -161,12 +162,50 @@ def explain(q: Any, k: Any, v: Any, **call: Any) -> PlanRecord:
 
 def reset() -> None:
     """Forgets every plan, so that the next call looks its config up again (after tuning in this process)."""
-    _plans.clear()
+    _forget_plans()
     preparation.forget()
 
 
-def _first_call(q: Any, k: Any, v: Any, call: dict[str, Any], return_lse: bool, key: Any) -> Any:
-    """A call whose class is new, or whose tensors need more than a launch: gradients, copies, another device."""
+def _forget_plans() -> None:
+    global _epoch
+    _epoch = object()  # before the others: see `_remembered`
+    _plans.clear()
+    _recent.clear()
+
+
+def _key(q: Any, k: Any, v: Any, flags: Any) -> Any:
+    """All that tells one class of calls from another."""
+    return (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
+        q.device, k.device, v.device, q.__class__, k.__class__, v.__class__, flags,
+    )  # fmt: skip
+
+
+def _remembered(q: Any, k: Any, v: Any, flags: Any) -> Plan | None:
+    """The plan of calls like this one, which is then the recent one of these flags; None: it takes `_first_call`."""
+    epoch = _epoch
+    plan = _plans.get(_key(q, k, v, flags))
+    if plan is None or plan.is_empty or q.is_neg() or k.is_neg() or v.is_neg():
+        return None
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        return None if _is_grad_enabled() else plan
+    # A check made in another mode of torch (inference, autocast) may refuse tensors that are alike.
+    if plan.check is never_alike or _recent.get(flags) is plan:
+        plan.check = tensor_check(q, k, v) or plan.check
+    if flags in _recent:
+        _recent[flags] = plan
+    else:
+        remember(_recent, flags, plan, MAX_PLANS)
+    if epoch is not _epoch:  # `reset` came in between, and may have been through with `_recent`
+        _recent.pop(flags, None)
+    return plan
+
+
+def _first_call(q: Any, k: Any, v: Any, call: dict[str, Any], return_lse: bool, flags: Any) -> Any:
+    """A call whose class is new, or whose tensors need more than a launch: gradients, copies, another device.
+
+    `flags` None: not remembered.
+    """
     if is_cupy(q) or is_cupy(k) or is_cupy(v):
         q, k, v = (torch_from_cupy(n, x) if is_cupy(x) else x for n, x in (("q", q), ("k", k), ("v", v)))
         return _to_cupy(attention(q, k, v, **call, return_lse=return_lse))
@@ -178,6 +217,7 @@ def _first_call(q: Any, k: Any, v: Any, call: dict[str, Any], return_lse: bool, 
     plain_q, plain_k, plain_v = readable("q", q), readable("k", k), readable("v", v)
     if plain_q is not q or plain_k is not k or plain_v is not v:
         return attention(plain_q, plain_k, plain_v, **call, return_lse=return_lse)
+    key = None if flags is None else _key(q, k, v, flags)
     with _backend.device_guard(inputs.device_index):
         plan = _plans.get(key)
         if plan is None:
@@ -287,4 +327,4 @@ def only_family(name: str) -> Iterator[None]:
 
 if hasattr(os, "register_at_fork"):
     # A child forked after CUDA was used must not launch from an old plan: its first call is checked again.
-    os.register_at_fork(after_in_child=_plans.clear)
+    os.register_at_fork(after_in_child=_forget_plans)

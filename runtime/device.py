@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Protocol
 
 from ..generator.arch import Arch, arch_from_cc
@@ -39,7 +38,8 @@ class Backend(Protocol):
     def current_device(self) -> int: ...
     def device_guard(self, device: int) -> AbstractContextManager[Any]: ...
     def current_stream(self, device: int) -> int: ...
-    def is_capturing(self) -> bool: ...
+    @property
+    def is_capturing(self) -> Callable[[], bool]: ...
     def is_loaded(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> bool: ...
     def kernel(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> Kernel: ...
     def default_config(self, spec: AttentionSpec, family: Family, device: int) -> KernelConfig: ...
@@ -88,10 +88,13 @@ class CudaBackend:
 
         return int(torch.cuda.current_stream(device).cuda_stream)
 
-    def is_capturing(self) -> bool:
+    @property
+    def is_capturing(self) -> Callable[[], bool]:
+        """Torch's own question: a plan keeps it, since each of its launches may ask."""
         import torch
 
-        return bool(torch.cuda.is_current_stream_capturing())
+        internal: Callable[[], bool] | None = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+        return internal or torch.cuda.is_current_stream_capturing
 
     def is_loaded(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> bool:
         return (spec, config, family.name, device) in self._kernels
@@ -141,7 +144,7 @@ class CudaKernel:
     def __init__(self, key: str, function: driver.Function) -> None:
         self.key = key
         self.function = function
-        self._launch: LaunchFunction = partial(driver.launch, function)
+        self._launch: LaunchFunction = driver.launcher(function)
 
     @property
     def launch(self) -> LaunchFunction:

@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,15 +74,17 @@ class Function:
 class ArgumentBuffer:
     """A kernel's by-value argument struct and the one-pointer array that the driver wants, made once and reused.
 
-    `data` is a writable ctypes buffer of `nbytes`; fill it with `Struct.pack_into(buffer.data, 0, ...)`. One thread
-    at a time may fill and launch it: the driver copies the bytes during `launch`.
+    `data` is a writable ctypes buffer, the given one or a new one of that many bytes; fill it with
+    `Struct.pack_into(buffer.data, 0, ...)`. One thread at a time may fill and launch it: the driver copies the bytes
+    during the launch. `stream` is the latest launch's, `stream_handle` the same as the driver wants it.
     """
 
-    __slots__ = ("data", "pointers")
+    __slots__ = ("data", "pointers", "stream", "stream_handle")
 
-    def __init__(self, nbytes: int) -> None:
-        self.data = (ctypes.c_char * nbytes)()
+    def __init__(self, data: int | ctypes.Array[ctypes.c_char]) -> None:
+        self.data = (ctypes.c_char * data)() if isinstance(data, int) else data
         self.pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.data))
+        self.stream, self.stream_handle = 0, ctypes.c_void_p(0)
 
 
 _lock = threading.Lock()
@@ -223,14 +225,26 @@ def launch(
     `packed` holds the bytes of the argument struct; the driver copies them before this returns. An `ArgumentBuffer`
     saves making the pointer array on each call.
     """
-    if isinstance(packed, ArgumentBuffer):
+    buffer = packed if isinstance(packed, ArgumentBuffer) else ArgumentBuffer(packed)
+    launcher(function)(grid, threads, smem_bytes, stream, buffer)
+
+
+def launcher(function: Function) -> Callable[[tuple[int, int, int], int, int, int, ArgumentBuffer], None]:
+    """`launch` of one function, for calls that repeat: `(grid, threads, smem_bytes, stream, packed)`."""
+    handle = function.handle
+
+    def launch_function(
+        grid: tuple[int, int, int], threads: int, smem_bytes: int, stream: int, packed: ArgumentBuffer
+    ) -> None:
+        if stream != packed.stream:
+            packed.stream, packed.stream_handle = stream, ctypes.c_void_p(stream)
+        x, y, z = grid
         pointers = packed.pointers
-    else:
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
-    x, y, z = grid
-    code = _launch_kernel(function.handle, x, y, z, threads, 1, 1, smem_bytes, ctypes.c_void_p(stream), pointers, None)
-    if code:
-        _relaunch(code, function, grid, threads, smem_bytes, stream, pointers)
+        code = _launch_kernel(handle, x, y, z, threads, 1, 1, smem_bytes, packed.stream_handle, pointers, None)
+        if code:
+            _relaunch(code, function, grid, threads, smem_bytes, stream, pointers)
+
+    return launch_function
 
 
 def capture_id(stream: int) -> int:

@@ -23,6 +23,7 @@ from .driver import ArgumentBuffer
 from .problem import Problem
 from .tensor_maps import TensorMaps, TileCounters, mapped_tensor, tile_counters
 from .tensors import launch_strides
+from .torch_internals import TensorCheck, allocator, never_alike
 
 if TYPE_CHECKING:
     import torch
@@ -109,14 +110,17 @@ class ArgumentBlock:
 class Plan:
     """One launch, prepared. Threads may share a plan: each launch takes a packed buffer of its own from a pool.
 
-    - `like_q`: the output has the shape and strides of q. `out_shape`, `lse_shape`: of what the caller allocates.
+    - `out_shape`, `out_strides`, `lse_shape`, `lse_strides`: of what the caller allocates, with `empty` if the plan's
+      device is current.
+    - `check`: accepts tensors like those of an earlier call; `never_alike` until a call has repeated.
     - `is_empty`: no row or no key exists; the output is 0 and the LSE -inf, and there is nothing to launch.
     - `given_tables`: the problem's tables, where `prepare` was not told in which order they will be given.
     """
 
     __slots__ = (
-        "_free", "_grid", "_launch", "_smem_bytes", "_tables", "_threads", "block", "device", "device_index", "dtype",
-        "given_tables", "is_empty", "like_q", "lse_shape", "out_shape", "record",
+        "_free", "_grid", "_launch", "_maps", "_smem_bytes", "_tables", "_threads", "block", "check", "device",
+        "device_index", "dtype", "empty", "given_tables", "is_empty", "lse_shape", "lse_strides", "out_shape",
+        "out_strides", "record",
     )  # fmt: skip
 
     def __init__(
@@ -130,7 +134,6 @@ class Plan:
         head_dim_v: int,
         tables: Sequence[tuple[str, int, Callable[[Any], int]]],
         given_tables: tuple[Any, ...],
-        like_q: bool,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -138,7 +141,9 @@ class Plan:
         self.block = block
         self.out_shape = (shape.batch, shape.seqlen_q, shape.nheads, head_dim_v)
         self.lse_shape = (shape.batch, shape.nheads, shape.seqlen_q)
-        self.like_q = like_q
+        self.out_strides, self.lse_strides = _dense_strides(self.out_shape), _dense_strides(self.lse_shape)
+        self.empty = allocator(device)
+        self.check: TensorCheck = never_alike
         self.given_tables = given_tables
         self.is_empty = kernel is None
         self.device_index = device.index or 0
@@ -149,6 +154,7 @@ class Plan:
             self._grid, self._threads, self._smem_bytes = geometry.grid, geometry.threads, geometry.smem_bytes
         self._tables = tuple((block.offsets[name], position, address) for name, position, address in tables)
         self._free = [block.new_buffer()]
+        self._maps: TensorMaps | None = None
 
     def launch(self, q: int, k: int, v: int, o: int, lse: int, tables: Sequence[Any], stream: int) -> None:
         """Enqueues the kernel. `q` to `lse` are addresses (`lse` 0: not written), `tables` the captured tensors."""
@@ -156,42 +162,39 @@ class Plan:
             packed = self._free.pop()
         except IndexError:  # another thread is launching this plan
             packed = self.block.new_buffer()
-        _pack_leading(packed.data, 0, q, k, v, o, lse)
+        if self._maps is None:
+            _pack_leading(packed.data, 0, q, k, v, o, lse)
+        else:
+            self._pack_maps(packed.data, self._maps.at(q, k, v, o), lse, stream)
         for offset, position, address in self._tables:
             _pack_address(packed.data, offset, address(tables[position]))
         assert self._launch is not None
         self._launch(self._grid, self._threads, self._smem_bytes, stream, packed)
         self._free.append(packed)
+
+    def _pack_maps(self, data: ctypes.Array[ctypes.c_char], maps: bytes, lse: int, stream: int) -> None:
+        raise NotImplementedError  # only a MappedPlan has maps
 
 
 class MappedPlan(Plan):
     """A plan whose kernel reads its tensors through tensor maps, and may draw its tiles from a pair of counters."""
 
-    __slots__ = ("_counters", "_is_capturing", "_maps_at", "_pack_mapped")
+    __slots__ = ("_counters", "_is_capturing", "_pack_mapped")
 
     def map_tensors(
         self, maps: TensorMaps, counters: TileCounters | None, is_capturing: Callable[[], bool]
     ) -> MappedPlan:
         """This plan, with what its launches need: `counters` None for a kernel that draws no tiles."""
-        self._maps_at = maps.at
-        self._counters = None if counters is None else counters.address
+        self._maps = maps
+        self._counters = counters
         self._is_capturing = is_capturing
         self._pack_mapped = struct.Struct(f"={maps.nbytes}sQQ").pack_into
         return self
 
-    def launch(self, q: int, k: int, v: int, o: int, lse: int, tables: Sequence[Any], stream: int) -> None:
-        """Enqueues the kernel, as `Plan.launch`."""
-        try:
-            packed = self._free.pop()
-        except IndexError:  # another thread is launching this plan
-            packed = self.block.new_buffer()
-        counters = 0 if self._counters is None else self._counters(stream, self._is_capturing())
-        self._pack_mapped(packed.data, 0, self._maps_at(q, k, v, o), lse, counters)
-        for offset, position, address in self._tables:
-            _pack_address(packed.data, offset, address(tables[position]))
-        assert self._launch is not None
-        self._launch(self._grid, self._threads, self._smem_bytes, stream, packed)
-        self._free.append(packed)
+    def _pack_maps(self, data: ctypes.Array[ctypes.c_char], maps: bytes, lse: int, stream: int) -> None:
+        # CUDA cannot capture the legacy default stream, which is 0: it is not asked whether it does.
+        counters = 0 if self._counters is None else self._counters.address(stream, stream != 0 and self._is_capturing())
+        self._pack_mapped(data, 0, maps, lse, counters)
 
 
 def prepare(
@@ -252,7 +255,6 @@ def prepare(
             for name, table in zip(_table_pointers(problem), tables, strict=True)
         ],
         given_tables=given,
-        like_q=tuple(q.stride()) == _dense_strides(q.shape) and spec.head_dim == spec.head_dim_v,
         dtype=q.dtype,
         device=q.device,
     )

@@ -53,7 +53,7 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
     monkeypatch.setattr(driver, "load_function", load_function)
-    monkeypatch.setattr(driver, "launch", lambda *args: seen.launched.append(args))
+    monkeypatch.setattr(driver, "launcher", lambda function: lambda *args: seen.launched.append((function, *args)))
     monkeypatch.setattr(driver, "unload", seen.unloaded.append)
     properties = SimpleNamespace(major=9, minor=0, name="NVIDIA H200", multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

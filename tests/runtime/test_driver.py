@@ -118,6 +118,15 @@ def test_load_and_launch(fake: FakeCuda) -> None:
     assert fake.launches == 1
 
 
+def test_one_buffer_is_launched_on_any_stream_in_turn(fake: FakeCuda) -> None:
+    function = driver.load_function(CUBIN, "scale", smem_bytes=0)
+    fake.push(0)
+    launch, buffer = driver.launcher(function), driver.ArgumentBuffer(8)
+    for stream in (0, 0x7F00_0000_1234, 0x7F00_0000_1234, 0, 5):
+        launch((1, 1, 1), 32, 0, stream, buffer)
+        assert fake.stream == stream
+
+
 def test_a_plain_ctypes_buffer_can_be_launched(fake: FakeCuda) -> None:
     function = driver.load_function(CUBIN, "scale", smem_bytes=0)
     fake.push(0)

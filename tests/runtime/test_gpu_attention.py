@@ -178,9 +178,11 @@ def test_copies_live_long_enough():
         del junk
 
 
-def test_a_warm_call_is_captured_and_replayed():
+@pytest.mark.parametrize("calls_before", [1, 3])
+def test_a_warm_call_is_captured_and_replayed(calls_before):
     q, k, v = inputs()
-    flashsmith.attention(q, k, v, causal=True, return_lse=True)
+    for _ in range(calls_before):
+        flashsmith.attention(q, k, v, causal=True, return_lse=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out, lse = flashsmith.attention(q, k, v, causal=True, return_lse=True)

@@ -192,6 +192,18 @@ def test_launches_in_a_capture_get_counters_of_their_own_and_allocate_none(alloc
     assert len(allocated) == 1
 
 
+def test_the_default_stream_cannot_be_captured_and_is_not_asked(monkeypatch):
+    """Asking while another stream is captured would break that capture."""
+    backend, asked = FakeBackend(), []
+    monkeypatch.setattr(backend, "is_capturing", lambda: asked.append(1) or False)
+    plan = planned(problem_of(dtype="fp16", head_dim=64, causal=True), *qkv(), backend=backend)
+    asked.clear()
+    plan.launch(16, 32, 48, 64, 0, (), 0)
+    assert not asked
+    plan.launch(16, 32, 48, 64, 0, (), 7)
+    assert asked and 0 not in counters_of(backend)
+
+
 def test_empty_tensors_load_no_kernel_and_allocate_nothing(allocated):
     backend = FakeBackend(capturing=True)
     plan = planned(problem_of(dtype="fp16", head_dim=64, causal=True), *qkv(sk=0), backend=backend)

@@ -32,9 +32,15 @@ def test_examples(repo_root, name, words):
 
 def test_the_host_cost_script_measures_every_call(repo_root):
     printed = run(repo_root / "benchmarks" / "host_cost.py", "--fake", "--calls", "20", "--json")
-    costs = json.loads(printed)["microseconds"]
+    found = json.loads(printed)
+    costs = found["microseconds"]
     assert {"attention", "attention causal", "attention causal, LSE", "attention, mask_mod"} <= set(costs)
+    assert {"attention (forward_sm80)", "attention causal (forward_sm80)", "torch.empty_like"} <= set(costs)
     assert all(0 < cost < 1000 for cost in costs.values())
+    assert found["family"] == "forward_sm90" and list(found["parts"]) == ["forward_sm90", "forward_sm80"]
+    for parts in found["parts"].values():
+        assert {"check of q, k, v", "allocation of the output", "packing and launch"} <= set(parts)
+        assert all(0 <= cost < 1000 for cost in parts.values())
 
 
 def test_without_a_gpu_the_host_cost_script_says_so_in_one_line(repo_root):
