@@ -32,7 +32,7 @@ LOG2_E = 1.4426950408889634
 #: The members that begin the forward's arguments; a launch writes them with one `pack_into`.
 LEADING = ("q", "k", "v", "o", "lse")
 #: ... and those behind the tensor maps of a kernel that has some.
-BEHIND_MAPS = ("lse", "next_tile")
+BEHIND_MAPS = ("o", "lse", "next_tile")
 _pack_leading = struct.Struct(f"={len(LEADING)}Q").pack_into
 _pack_address = struct.Struct("=Q").pack_into
 
@@ -165,14 +165,14 @@ class Plan:
         if self._maps is None:
             _pack_leading(packed.data, 0, q, k, v, o, lse)
         else:
-            self._pack_maps(packed.data, self._maps.at(q, k, v, o), lse, stream)
+            self._pack_maps(packed.data, self._maps.at(q, k, v, o), o, lse, stream)
         for offset, position, address in self._tables:
             _pack_address(packed.data, offset, address(tables[position]))
         assert self._launch is not None
         self._launch(self._grid, self._threads, self._smem_bytes, stream, packed)
         self._free.append(packed)
 
-    def _pack_maps(self, data: ctypes.Array[ctypes.c_char], maps: bytes, lse: int, stream: int) -> None:
+    def _pack_maps(self, data: ctypes.Array[ctypes.c_char], maps: bytes, o: int, lse: int, stream: int) -> None:
         raise NotImplementedError  # only a MappedPlan has maps
 
 
@@ -188,13 +188,13 @@ class MappedPlan(Plan):
         self._maps = maps
         self._counters = counters
         self._is_capturing = is_capturing
-        self._pack_mapped = struct.Struct(f"={maps.nbytes}sQQ").pack_into
+        self._pack_mapped = struct.Struct(f"={maps.nbytes}sQQQ").pack_into
         return self
 
-    def _pack_maps(self, data: ctypes.Array[ctypes.c_char], maps: bytes, lse: int, stream: int) -> None:
+    def _pack_maps(self, data: ctypes.Array[ctypes.c_char], maps: bytes, o: int, lse: int, stream: int) -> None:
         # CUDA cannot capture the legacy default stream, which is 0: it is not asked whether it does.
         counters = 0 if self._counters is None else self._counters.address(stream, stream != 0 and self._is_capturing())
-        self._pack_mapped(data, 0, maps, lse, counters)
+        self._pack_mapped(data, 0, maps, o, lse, counters)
 
 
 def prepare(

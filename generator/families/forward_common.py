@@ -11,8 +11,6 @@ from .base import ArgumentField
 SOFTMAX = ("exact", "optimistic")
 #: Registers beside the accumulators that every compiled config was seen to need: addresses, strides, loop state.
 OVERHEAD_REGISTERS = 24
-#: Keys and values of the heads that run together should fit this much of the L2 cache (bytes).
-SECTION_BYTES = 32 * 1024 * 1024
 
 
 def chunks_of(head_dim: int) -> int:
@@ -45,10 +43,13 @@ def forward_arguments(
     )
 
 
-def tile_counts(spec: AttentionSpec, shape: ProblemShape, B_r: int) -> dict[str, int]:
-    """The arguments that order the tiles: row tiles, heads, and heads of a section, whose keys and values share L2."""
+def tile_counts(spec: AttentionSpec, shape: ProblemShape, B_r: int, *, section_bytes: int) -> dict[str, int]:
+    """The arguments that order the tiles: row tiles, all heads, and the heads of a section.
+
+    The heads of a section run together; their keys and values take up to `section_bytes` of the L2 cache.
+    """
     kv_bytes = 2 * shape.seqlen_k * (spec.head_dim + spec.head_dim_v)
-    heads = SECTION_BYTES // max(kv_bytes, 1) * shape.gqa_ratio if shape.nheads else 0
+    heads = section_bytes // max(kv_bytes, 1) * shape.gqa_ratio if shape.nheads else 0
     total = shape.batch * shape.nheads
     return {
         "num_row_tiles": -(-shape.seqlen_q // B_r),

@@ -24,6 +24,8 @@ from .base import ArgumentField, Exclusion, Family, KernelConfig, LaunchGeometry
 from .forward_common import OVERHEAD_REGISTERS, SOFTMAX, chunks_of, forward_arguments, tile_counts
 
 SCHEDULES = ("linear", "longest_first")
+#: Keys and values of the heads that run together take up to this much of the L2 cache.
+SECTION_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -245,7 +247,7 @@ class ForwardSm80(Family):
 
     def schedule_arguments(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> Mapping[str, int]:
         assert isinstance(config, ForwardSm80Config)
-        return tile_counts(spec, shape, config.B_r)
+        return tile_counts(spec, shape, config.B_r, section_bytes=SECTION_BYTES)
 
     def render_context(self, spec: AttentionSpec, config: KernelConfig, arch: Arch) -> dict[str, Any]:
         assert isinstance(config, ForwardSm80Config)

@@ -40,7 +40,7 @@ void emulator_wgmma_commit_group(const char* file, int line);
 void emulator_wgmma_wait_group(int newest_in_flight, const char* file, int line);
 
 // The bits of all 32 lanes' values, to each of them.
-unsigned emulator_redux_or(unsigned value, const char* file, int line);
+unsigned emulator_redux_or(unsigned value, unsigned lanes, const char* file, int line);
 
 void emulator_setmaxnreg(int registers, bool increase, const char* file, int line);
 void emulator_stmatrix_x4(unsigned row, const unsigned* r, const char* file, int line);

@@ -78,12 +78,19 @@ def _registers_and_rows() -> list[HopperCase]:
   const int before = atomic_add_global_s32(reinterpret_cast<int*>(args.out), 3);
   if (lane == 0) st_global_s32(reinterpret_cast<int*>(args.out) + 1, (before + 1) % 3 == 0);  // -1 + 3 n
 """
-    reduced = "  st_u32(args.out + first + lane, redux_or_b32(ld_u32(args.in + first + lane)));\n"
+    reduced = "  st_u32(args.out + first + lane, redux_or_b32(ld_u32(args.in + first + lane), ~0u));\n"
+    shuffled = """\
+  const u32 value = ld_u32(args.in + first + lane);
+  st_u32(args.out + first + lane, shfl_bfly_b32(value, static_cast<int>(block_index())));
+"""
+    opaque = "  st_u32(args.out + first + lane, bits_of(opaque_f32(float_of(ld_u32(args.in + first + lane)))));\n"
     return [
         HopperCase("stmatrix_x4", rows, _rows_inputs, 4, 2048, note="rows at random, no two equal", smem_bytes=8192),
         *(_registers(consumers, *counts) for consumers, counts in REGISTERS.items()),
         HopperCase("atomic_add_global_s32, st_global_s32", atomics, dict, 1, 2, note="128 threads add 3 to -1"),
         HopperCase("redux_or_b32", reduced, _sparse_words, 16, 128, note="few bits a lane, another set each warp"),
+        HopperCase("shfl_bfly_b32", shuffled, _sparse_words, 16, 128, note="lane masks 0 to 15, a block each"),
+        HopperCase("opaque_f32", opaque, _sparse_words, 16, 128, note="bits come back as they were"),
     ]
 
 

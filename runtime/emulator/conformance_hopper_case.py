@@ -36,14 +36,6 @@ __device__ __forceinline__ u64 descriptor_at(u32 tile, const u32* descriptor) {
   return (high << 32 | ld_u32(descriptor)) + ((tile & 0x3ffff) >> 4);
 }
 """
-#: A primitive that no template has yet, so that its case can run before a kernel uses it.
-_REDUX = """\
-__device__ __forceinline__ u32 redux_or_b32(u32 value) {
-  u32 all;
-  asm volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(all) : "r"(value));
-  return all;
-}
-"""
 _WGMMA = re.compile(r"wgmma_m64n(\d+)k16_f32_(b?f16)_(ss|rs)")
 
 
@@ -95,8 +87,6 @@ def _primitives(kernel: str) -> str:
     n, dtype = (int(match[1]), match[2]) if match else (64, "bf16")
     text = _template(n, n // 8, dtype)
     four = {name: _chunk(text, name) for name in ("tma_load_4d", "tma_store_4d")}
-    if " redux_or_b32(" not in text:
-        text += "\n\n" + _REDUX
     return "\n\n".join([text, *(_of_rank(chunk, rank) for chunk in four.values() for rank in (3, 5))])
 
 

@@ -142,7 +142,13 @@ EMULATOR_WGMMA(240)
 EMULATOR_WGMMA(248)
 EMULATOR_WGMMA(256)
 
-inline u32 redux_or_b32(u32 value, EMULATOR_PLACE) { return emulator_redux_or(value, file, line); }
+inline u32 redux_or_b32(u32 value, u32 lanes, EMULATOR_PLACE) {
+  return emulator_redux_or(value, lanes, file, line);
+}
+inline u32 shfl_bfly_b32(u32 value, int lane_mask, EMULATOR_PLACE) {
+  return emulator_shfl_bfly(value, lane_mask, file, line);
+}
+inline float opaque_f32(float value) { return value; }
 
 inline void stmatrix_x4(u32 row_smem, const u32 (&r)[4], EMULATOR_PLACE) {
   emulator_stmatrix_x4(row_smem, r, file, line);

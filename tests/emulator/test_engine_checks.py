@@ -143,12 +143,12 @@ BUGS: Mapping[str, tuple[str, str, str]] = {
     "lanes at different reductions": (
         "divergence",
         "different warp-wide instructions",
-        "if (thread_index() % 32 < 7)\n    redux_or_b32(1);  // BUG\n  else\n    redux_or_b32(2);  // BUG",
+        "if (thread_index() % 32 < 7)\n    redux_or_b32(1, ~0u);  // BUG\n  else\n    redux_or_b32(2, ~0u);  // BUG",
     ),
     "reduction that a lane skips": (
         "deadlock",
         f"31 wait at redux_or_b32 at {FILE}:13: threads 0-30; 97 have ended",
-        "if (thread_index() != 31) redux_or_b32(1);  // BUG",
+        "if (thread_index() != 31) redux_or_b32(1, ~0u);  // BUG",
     ),
     "shuffle with a lane mask of 32": ("operand", "0 to 31, but got 32", "shfl_bfly_f32(0.0f, args.n + 32);  // BUG"),
     "barrier that some threads skip": (

@@ -132,10 +132,10 @@ def test_the_optimistic_softmax_redoes_what_overflows() -> None:
     out, lse, report = emulate(case, problem, q, k, v)
     assert report.clean, report
     check(problem, q, k, v, out=out, lse=lse)
-    exponentials = report.counters["vote_any"], report.counters["shfl_bfly_f32"]
     calm = emulate(case, *problem_and_inputs(case))[2].counters
-    assert exponentials[0] == calm["vote_any"]
-    assert exponentials[1] > calm["shfl_bfly_f32"], "no tile was redone"
+    assert report.counters["shfl_bfly_f32"] > calm["shfl_bfly_f32"], "no tile was redone"
+    # A tile is voted on once, however it ends.
+    assert report.counters["vote_any"] == calm["vote_any"]
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])

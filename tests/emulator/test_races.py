@@ -30,8 +30,8 @@ PAIRS: Mapping[str, tuple[str, str, str]] = {
     ),
     "write, then another lane's read, with a reduction between": (
         f"{HEAD}{STORE}@\n  ld_shared_v4(r, tile + (t ^ 1) * 16);\n  st_global_v4(args.out + t * 4, r);",
-        "  warp_sync();\n  redux_or_b32(t);",
-        "  redux_or_b32(t);",  # it orders no memory either
+        "  warp_sync();\n  redux_or_b32(t, ~0u);",
+        "  redux_or_b32(t, ~0u);",  # it orders no memory either
     ),
     "read, then another warp's write": (
         f"{HEAD}{STORE}  barrier_sync();\n  ld_shared_v4(r, tile + (t + 32) % 128 * 16);\n@\n{STORE}"

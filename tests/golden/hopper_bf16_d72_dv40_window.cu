@@ -23,17 +23,17 @@ constexpr int B_r = WARPGROUPS * 64;  // rows of Q_i, S_ij and O_i in one thread
 constexpr int B_c = 96;               // rows of K_j and V_j, columns of S_ij
 constexpr int NUM_STAGES = 2;         // buffers for K_j and for V_j
 constexpr int Q_STAGES = 1;           // buffers for Q_i
-constexpr int PRODUCER_REGISTERS = 40;
-constexpr int CONSUMER_REGISTERS = 232;
+constexpr int PRODUCER_REGISTERS = 24;
+constexpr int CONSUMER_REGISTERS = 240;
 
 constexpr int NUM_THREADS = (WARPGROUPS + 1) * 128;
-constexpr int N_TILES = B_c / 8;              // 8-column tiles across S_ij
-constexpr int K_STEPS = 5;                    // steps of 16 along the head dim, padded
-constexpr int CHUNKS_V = 6;                   // 8-column tiles across O_i, padded
-constexpr int SUBTILES = 2;                   // 64-column parts of a Q or K row
-constexpr int SUBTILES_V = 1;                 // 64-column parts of a V or O row
-constexpr int Q_BYTES = 64 * SUBTILES * 128;  // of one warpgroup; O_i is staged here
-constexpr int Q_LOADED = 64 * SUBTILES * 128;
+constexpr int N_TILES = B_c / 8;               // 8-column tiles across S_ij
+constexpr int K_STEPS = 5;                     // steps of 16 along the head dim, padded
+constexpr int CHUNKS_V = 6;                    // 8-column tiles across O_i, padded
+constexpr int SUBTILES = 2;                    // 64-column parts of a Q or K row
+constexpr int SUBTILES_V = 1;                  // 64-column parts of a V or O row
+constexpr int Q_LOADED = 64 * SUBTILES * 128;  // of one warpgroup
+constexpr int Q_BYTES = Q_LOADED;
 constexpr int K_BYTES = B_c * SUBTILES * 128;    // one stage
 constexpr int V_BYTES = B_c * SUBTILES_V * 128;  // one stage
 constexpr float LN_2 = 0.69314718055994530942f;
@@ -49,8 +49,12 @@ struct Arguments {
   TensorMap k_map;           // (batch, nheads_k, seqlen_k, head_dim)
   TensorMap v_map;           // (batch, nheads_k, seqlen_k, head_dim_v)
   TensorMap o_map;           // (batch, nheads, seqlen_q, head_dim_v)
+  void* o;                   // (batch, seqlen_q, nheads, head_dim_v), dense along head_dim_v
   float* lse;                // (batch, nheads, seqlen_q), or null
   int* next_tile;            // two counters, 0 before and after every launch
+  long long o_stride_b;      // of the batch, in elements
+  long long o_stride_s;      // of the rows
+  long long o_stride_h;      // of the heads
   int seqlen_q;              // rows of Q and O
   int seqlen_k;              // rows of K and V
   int nheads;                // heads of Q and O
@@ -87,9 +91,8 @@ __device__ __forceinline__ u32 smem_region(int offset, int bytes, const char* na
 
 __device__ __forceinline__ void barrier_sync() { asm volatile("bar.sync 0;" ::: "memory"); }
 
-// Barrier `id` of `threads` threads: waits for all of them.
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+__device__ __forceinline__ void warp_sync() {
+  asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
 }
 
 template <int REGISTERS>
@@ -129,11 +132,6 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
-// Orders this thread's writes to shared memory before later asynchronous reads of it.
-__device__ __forceinline__ void fence_proxy_async() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -146,32 +144,6 @@ __device__ __forceinline__ void tma_load_4d(u32 dst_smem, const TensorMap& map, 
       "[%0], [%1, { %3, %4, %5, %6}], [%2];" ::"r"(dst_smem),
       "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
-}
-
-// Copies a box from shared memory to (c0, c1, c2, c3); what lies outside the tensor is dropped.
-__device__ __forceinline__ void tma_store_4d(const TensorMap& map, u32 src_smem, int c0, int c1,
-                                             int c2, int c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, { %2, %3, %4, %5}], "
-      "[%1];" ::"l"(&map),
-      "r"(src_smem), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-
-__device__ __forceinline__ void bulk_commit_group() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// Waits until the sources of all but the N newest groups of bulk stores have been read.
-template <int N>
-__device__ __forceinline__ void bulk_wait_group_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
-}
-
-// Waits until all but the N newest groups of bulk stores are complete.
-template <int N>
-__device__ __forceinline__ void bulk_wait_group() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
 
 __device__ __forceinline__ void wgmma_fence() {
@@ -231,12 +203,6 @@ __device__ __forceinline__ void wgmma_m64n48k16_f32_bf16_rs(float (&d)[24], cons
       : "memory");
 }
 
-__device__ __forceinline__ void stmatrix_x4(u32 row_smem, const u32 (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(row_smem),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
 __device__ __forceinline__ u32 cvt_rn_bf16x2_f32(float lo, float hi) {
   u32 packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
@@ -269,11 +235,35 @@ __device__ __forceinline__ float rcp_approx_f32(float x) {
   return y;
 }
 
+__device__ __forceinline__ u32 shfl_bfly_b32(u32 value, int lane_mask) {
+  u32 other;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+               : "=r"(other)
+               : "r"(value), "r"(lane_mask));
+  return other;
+}
+
+// The bits set in the value of any of `lanes`, the lanes that are here. ptxas knows that the result
+// is the same in all of them: what follows from it lives in uniform registers, as descriptors do.
+__device__ __forceinline__ u32 redux_or_b32(u32 value, u32 lanes) {
+  u32 result;
+  asm volatile("redux.sync.or.b32 %0, %1, %2;" : "=r"(result) : "r"(value), "r"(lanes));
+  return result;
+}
+
+__device__ __forceinline__ void st_global_v4(void* address, const u32 (&r)[4]) {
+  asm volatile("st.global.v4.b32 [%0], { %1, %2, %3, %4};" ::"l"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 __device__ __forceinline__ void st_global_f32(float* address, float value) {
   asm volatile("st.global.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }
 
 __device__ __forceinline__ float max_f32(float a, float b) { return fmaxf(a, b); }
+
+__device__ __forceinline__ float min_f32(float a, float b) { return fminf(a, b); }
 
 __device__ __forceinline__ int max_s32(int a, int b) { return a > b ? a : b; }
 
@@ -307,18 +297,14 @@ __device__ __forceinline__ KvRange kv_range(const Arguments& args, int b, int h,
 
 // ---- Shared memory, barriers and their turns -----------------------------------------------
 
-// One slot of a ring of buffers, and the parity of its current phase.
+// How many buffers of a ring were passed: which one is next, and the parity of its barriers' phase.
 template <int STAGES>
 struct Turn {
-  int stage = 0;
-  u32 parity = 0;
+  u32 passed = 0;
 
-  __device__ __forceinline__ void next() {
-    if (STAGES == 1 || ++stage == STAGES) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
+  __device__ __forceinline__ u32 stage() const { return passed % STAGES; }
+  __device__ __forceinline__ u32 parity() const { return passed / STAGES % 2; }
+  __device__ __forceinline__ void next() { ++passed; }
 };
 
 // Addresses of everything the producer and the consumers share.
@@ -372,9 +358,10 @@ struct Visit {
   int q_last;
 };
 
-__device__ __forceinline__ Visit visit_of(const Arguments& args, const Tile& tile) {
-  const int q_first = tile.i * B_r;
-  const int q_last = min_s32(q_first + B_r, args.seqlen_q) - 1;
+// The tiles for `num_rows` rows from q_first on. Without a row there is nothing to visit.
+__device__ __forceinline__ Visit visit_of(const Arguments& args, const Tile& tile, int q_first,
+                                          int num_rows) {
+  const int q_last = min_s32(q_first + num_rows, args.seqlen_q) - 1;
   const KvRange range = kv_range(args, tile.b, tile.h, q_first, q_last);
   Visit visit;
   visit.j_begin = range.visit_begin / B_c;
@@ -386,7 +373,36 @@ __device__ __forceinline__ Visit visit_of(const Arguments& args, const Tile& til
   return visit;
 }
 
+// The part of `visit` that the warpgroup's own 64 rows see.
+__device__ __forceinline__ Visit own_visit(const Arguments& args, const Tile& tile,
+                                           const Visit& visit, int warpgroup) {
+  const int q_first = visit.q_first + warpgroup * 64;
+  Visit own = visit_of(args, tile, q_first, 64);
+  if (q_first >= args.seqlen_q) own.j_end = visit.j_begin;
+  own.j_end = min_s32(own.j_end, visit.j_end);
+  own.j_begin = min_s32(max_s32(own.j_begin, visit.j_begin), own.j_end);
+  return own;
+}
+
 // ---- The producer: one thread starts every copy --------------------------------------------
+
+__device__ __forceinline__ void load_k_v(const Arguments& args, const Shared& smem,
+                                         const Turn<NUM_STAGES>& kv, int b, int h_k, int j) {
+  mbarrier_wait(smem.k_empty + kv.stage() * 8, kv.parity() ^ 1);
+  mbarrier_arrive_expect_tx(smem.k_full + kv.stage() * 8, K_BYTES);
+#pragma unroll
+  for (int part = 0; part < SUBTILES; ++part) {
+    tma_load_4d(smem.K + kv.stage() * K_BYTES + part * B_c * 128, args.k_map, part * 64, j * B_c,
+                h_k, b, smem.k_full + kv.stage() * 8);
+  }
+  mbarrier_wait(smem.v_empty + kv.stage() * 8, kv.parity() ^ 1);
+  mbarrier_arrive_expect_tx(smem.v_full + kv.stage() * 8, V_BYTES);
+#pragma unroll
+  for (int part = 0; part < SUBTILES_V; ++part) {
+    tma_load_4d(smem.V + kv.stage() * V_BYTES + part * B_c * 128, args.v_map, part * 64, j * B_c,
+                h_k, b, smem.v_full + kv.stage() * 8);
+  }
+}
 
 __device__ __forceinline__ void produce(const Arguments& args, const Shared& smem) {
   Turn<Q_STAGES> q;
@@ -394,40 +410,26 @@ __device__ __forceinline__ void produce(const Arguments& args, const Shared& sme
   {
     const u32 index = block_index();
     const Tile tile = tile_at(args, index);
-    const Visit visit = visit_of(args, tile);
+    const Visit visit = visit_of(args, tile, tile.i * B_r, B_r);
     const int h_k = tile.h / args.group_size;
-    mbarrier_wait(smem.q_empty + q.stage * 8, q.parity ^ 1);
-    mbarrier_arrive_expect_tx(smem.q_full + q.stage * 8, WARPGROUPS * Q_LOADED);
+    mbarrier_wait(smem.q_empty + q.stage() * 8, q.parity() ^ 1);
+    mbarrier_arrive_expect_tx(smem.q_full + q.stage() * 8, WARPGROUPS * Q_LOADED);
 #pragma unroll
     for (int warpgroup = 0; warpgroup < WARPGROUPS; ++warpgroup) {
 #pragma unroll
       for (int part = 0; part < SUBTILES; ++part) {
-        tma_load_4d(smem.Q + (q.stage * WARPGROUPS + warpgroup) * Q_BYTES + part * 64 * 128,
+        tma_load_4d(smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES + part * 64 * 128,
                     args.q_map, part * 64, visit.q_first + warpgroup * 64, tile.h, tile.b,
-                    smem.q_full + q.stage * 8);
+                    smem.q_full + q.stage() * 8);
       }
     }
     q.next();
-    for (int j = visit.j_end - 1; j >= visit.j_begin; --j) {
-      mbarrier_wait(smem.k_empty + kv.stage * 8, kv.parity ^ 1);
-      mbarrier_arrive_expect_tx(smem.k_full + kv.stage * 8, K_BYTES);
-#pragma unroll
-      for (int part = 0; part < SUBTILES; ++part) {
-        tma_load_4d(smem.K + kv.stage * K_BYTES + part * B_c * 128, args.k_map, part * 64, j * B_c,
-                    h_k, tile.b, smem.k_full + kv.stage * 8);
-      }
-      mbarrier_wait(smem.v_empty + kv.stage * 8, kv.parity ^ 1);
-      mbarrier_arrive_expect_tx(smem.v_full + kv.stage * 8, V_BYTES);
-#pragma unroll
-      for (int part = 0; part < SUBTILES_V; ++part) {
-        tma_load_4d(smem.V + kv.stage * V_BYTES + part * B_c * 128, args.v_map, part * 64, j * B_c,
-                    h_k, tile.b, smem.v_full + kv.stage * 8);
-      }
+    for (int j = visit.j_end - 1; j >= visit.j_begin; j = j - 1) {
+      load_k_v(args, smem, kv, tile.b, h_k, j);
       kv.next();
     }
   }
 }
-
 // ---- Products ------------------------------------------------------------------------------
 
 // Issues S_ij = Q_i K_j^T, unscaled.
@@ -494,33 +496,124 @@ __device__ __forceinline__ float exponentiate(u32 (&P_rmem)[B_c / 16][4],
   return sum;
 }
 
-// m_i, l_i (this thread's share) and O_i move to the tile's own maximum; P_ij = exp(S_ij - m_i).
-__device__ __forceinline__ void softmax_exact(float (&m_i)[2], float (&l_i)[2],
-                                              float (&O_rmem)[CHUNKS_V * 4],
-                                              u32 (&P_rmem)[B_c / 16][4],
-                                              const float (&S_rmem)[N_TILES * 4],
-                                              float scale_log2) {
+// The row maximum of this tile joins m_i; P_ij = exp(S_ij - m_i), and l_i (this thread's share) and
+// O_i, unless this is their first tile, move to the new maximum. Returns the smaller factor of the
+// two rows' O_i.
+template <bool FIRST>
+__device__ __forceinline__ float softmax_exact(float (&m_i)[2], float (&l_i)[2],
+                                               float (&O_rmem)[CHUNKS_V * 4],
+                                               u32 (&P_rmem)[B_c / 16][4],
+                                               const float (&S_rmem)[N_TILES * 4],
+                                               float scale_log2) {
+  float smaller = 1.0f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float row_max = row_maximum(m_i[half], S_rmem, half);
     // A row without a visible key so far: exp(-inf - 0) is 0 where -inf - -inf were NaN.
     const float base = row_max == negative_infinity() ? 0.0f : row_max;
     const float base_log2 = base * scale_log2;
-    const float alpha = ex2_approx_f32((m_i[half] - base) * scale_log2);
+    const float sum = exponentiate(P_rmem, S_rmem, base_log2, scale_log2, half);
+    if (FIRST) {
+      l_i[half] = sum;
+    } else {
+      const float alpha = ex2_approx_f32((m_i[half] - base) * scale_log2);
+#pragma unroll
+      for (int n = 0; n < CHUNKS_V; ++n) {
+        O_rmem[4 * n + 2 * half] *= alpha;
+        O_rmem[4 * n + 2 * half + 1] *= alpha;
+      }
+      l_i[half] = l_i[half] * alpha + sum;
+      smaller = min_f32(smaller, alpha);
+    }
     m_i[half] = row_max;
+  }
+  return smaller;
+}
+// ---- O_i and L_i leave ---------------------------------------------------------------------
+
+// O_i /= l_i, L_i = m_i + log(l_i); a row that saw no key has O_i = 0 and L_i = -inf.
+__device__ __forceinline__ void finish_rows(const Arguments& args, const Tile& tile,
+                                            float (&O_rmem)[CHUNKS_V * 4], const float (&m_i)[2],
+                                            const float (&l_i)[2], int row_first,
+                                            float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float row_sum = l_i[half];
+    row_sum += shfl_bfly_f32(row_sum, 1);
+    row_sum += shfl_bfly_f32(row_sum, 2);
+    const float inverse = row_sum == 0.0f ? 0.0f : rcp_approx_f32(row_sum);
 #pragma unroll
     for (int n = 0; n < CHUNKS_V; ++n) {
-      O_rmem[4 * n + 2 * half] *= alpha;
-      O_rmem[4 * n + 2 * half + 1] *= alpha;
+      O_rmem[4 * n + 2 * half] *= inverse;
+      O_rmem[4 * n + 2 * half + 1] *= inverse;
     }
-    l_i[half] = l_i[half] * alpha + exponentiate(P_rmem, S_rmem, base_log2, scale_log2, half);
+    const int q_idx = row_first + half * 8;
+    if (args.lse != nullptr && thread_index() % 4 == 0 && q_idx < args.seqlen_q) {
+      const long long head = static_cast<long long>(tile.b) * args.nheads + tile.h;
+      const float log2_sum = lg2_approx_f32(row_sum);
+      st_global_f32(args.lse + (head * args.seqlen_q + q_idx),
+                    (m_i[half] * scale_log2 + log2_sum) * LN_2);
+    }
+  }
+}
+
+// Writes rows row_first and row_first + 8 of O_i. The 4 threads of a row hold 2 of every 8 columns
+// each; they trade them, so that each has 8 of every 32: 16 bytes to store.
+__device__ __forceinline__ void store_rows(const Arguments& args, const Tile& tile,
+                                           const float (&O_rmem)[CHUNKS_V * 4], int row_first) {
+  const int quarter = thread_index() % 4;
+  const bool odd = quarter % 2 != 0;
+  const bool upper = quarter / 2 != 0;
+  u16* const O_head =
+      static_cast<u16*>(args.o) + (tile.b * args.o_stride_b + tile.h * args.o_stride_h);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int q_idx = row_first + half * 8;
+    u16* const O_row = O_head + q_idx * args.o_stride_s;
+#pragma unroll
+    for (int n = 0; n < CHUNKS_V; n += 4) {
+      u32 r[4];  // 2 columns of chunks n to n + 3
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int e = (n + c < CHUNKS_V ? n + c : n) * 4 + 2 * half;
+        r[c] = cvt_rn_bf16x2_f32(O_rmem[e], O_rmem[e + 1]);
+      }
+      // A transpose of 4 x 4: first the chunks of odd and even threads change sides, then the
+      // pairs of the upper and lower two.
+      const u32 got_01 = shfl_bfly_b32(odd ? r[0] : r[1], 1);
+      const u32 got_23 = shfl_bfly_b32(odd ? r[2] : r[3], 1);
+      const u32 left_01 = odd ? got_01 : r[0];
+      const u32 right_01 = odd ? r[1] : got_01;
+      const u32 left_23 = odd ? got_23 : r[2];
+      const u32 right_23 = odd ? r[3] : got_23;
+      const u32 got_left = shfl_bfly_b32(upper ? left_01 : left_23, 2);
+      const u32 got_right = shfl_bfly_b32(upper ? right_01 : right_23, 2);
+      const u32 O_chunk[4] = {upper ? got_left : left_01, upper ? got_right : right_01,
+                              upper ? left_23 : got_left, upper ? right_23 : got_right};
+      if (q_idx < args.seqlen_q && n + quarter < 5) {
+        st_global_v4(O_row + (n + quarter) * 8, O_chunk);
+      }
+    }
   }
 }
 
 // ---- A consumer warpgroup: 64 rows of each tile --------------------------------------------
 
+// A tile of which the warpgroup's own rows see nothing: its buffers go back unread.
+__device__ __forceinline__ void pass_tile(const Shared& smem, Turn<NUM_STAGES>& k,
+                                          Turn<NUM_STAGES>& v, int warpgroup, int lane) {
+  mbarrier_wait(smem.k_full + k.stage() * 8, k.parity());
+  warp_sync();  // every lane has seen the barrier
+  if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage() * 8);
+  k.next();
+  mbarrier_wait(smem.v_full + v.stage() * 8, v.parity());
+  warp_sync();
+  if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage() * 8);
+  v.next();
+}
+
 __device__ __forceinline__ void consume(const Arguments& args, const Shared& smem) {
-  const int warpgroup = thread_index() / 128 - 1;
+  const int warpgroup = redux_or_b32(thread_index() / 128 - 1, 0xffffffff);
   const int lane = thread_index() % 32;
   const int warp_row = thread_index() / 32 % 4 * 16;
   const float scale_log2 = args.softmax_scale_log2;
@@ -530,9 +623,10 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
   {
     const u32 index = block_index();
     const Tile tile = tile_at(args, index);
-    const Visit visit = visit_of(args, tile);
+    const Visit visit = visit_of(args, tile, tile.i * B_r, B_r);
+    const Visit own = own_visit(args, tile, visit, warpgroup);
     const int row_first = visit.q_first + warpgroup * 64 + warp_row + lane / 4;
-    const u32 Q_smem = smem.Q + (q.stage * WARPGROUPS + warpgroup) * Q_BYTES;
+    const u32 Q_smem = smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES;
     float O_rmem[CHUNKS_V * 4];
     float S_rmem[N_TILES * 4];
     u32 P_rmem[B_c / 16][4];
@@ -541,150 +635,114 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
 #pragma unroll
     for (int e = 0; e < CHUNKS_V * 4; ++e) O_rmem[e] = 0.0f;
     int j = visit.j_end - 1;
+    for (; j >= own.j_end; --j) pass_tile(smem, k, v, warpgroup, lane);
 
-    mbarrier_wait(smem.q_full + q.stage * 8, q.parity);
-    if (j >= visit.j_begin) {
+    mbarrier_wait(smem.q_full + q.stage() * 8, q.parity());
+    if (j >= own.j_begin) {
       // The first tile: S_ij and its softmax alone.
-      mbarrier_wait(smem.k_full + k.stage * 8, k.parity);
+      mbarrier_wait(smem.k_full + k.stage() * 8, k.parity());
       wgmma_guard(S_rmem);
       wgmma_fence();
-      issue_q_k(S_rmem, Q_smem, smem.K + k.stage * K_BYTES);
+      issue_q_k(S_rmem, Q_smem, smem.K + k.stage() * K_BYTES);
       wgmma_commit_group();
       wgmma_wait_group<0>();
       wgmma_guard(S_rmem);
-      if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage * 8);
+      if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage() * 8);
       k.next();
-      if (!(j >= visit.full_begin && j < visit.full_end)) {
+      if (!(j >= own.full_begin && j < own.full_end)) {
         mask_scores(args, tile, S_rmem, row_first, j * B_c + lane % 4 * 2);
       }
-      softmax_exact(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
+      softmax_exact<true>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
       --j;
-      for (; j >= visit.j_begin && j >= visit.full_end; --j) {  // the diagonal's tiles
+      for (; j >= own.j_begin && j >= own.full_end; --j) {  // the diagonal's tiles
         // S_ij = Q_i K_j^T, and O_i += P V of the tile before
-        mbarrier_wait(smem.k_full + k.stage * 8, k.parity);
+        mbarrier_wait(smem.k_full + k.stage() * 8, k.parity());
         wgmma_guard(S_rmem);
         wgmma_guard(O_rmem);
         wgmma_fence();
-        issue_q_k(S_rmem, Q_smem, smem.K + k.stage * K_BYTES);
+        issue_q_k(S_rmem, Q_smem, smem.K + k.stage() * K_BYTES);
         wgmma_commit_group();
-        mbarrier_wait(smem.v_full + v.stage * 8, v.parity);
-        issue_p_v(O_rmem, P_rmem, smem.V + v.stage * V_BYTES);
+        mbarrier_wait(smem.v_full + v.stage() * 8, v.parity());
+        issue_p_v(O_rmem, P_rmem, smem.V + v.stage() * V_BYTES);
         wgmma_commit_group();
         wgmma_wait_group<1>();
         wgmma_guard(S_rmem);
-        if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage * 8);
+        if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage() * 8);
         k.next();
         mask_scores(args, tile, S_rmem, row_first, j * B_c + lane % 4 * 2);
         wgmma_wait_group<0>();
         wgmma_guard(O_rmem);
-        if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage * 8);
+        if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage() * 8);
         v.next();
-        softmax_exact(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
+        softmax_exact<false>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
       }
-      for (; j >= visit.full_begin; --j) {  // tiles that every row sees
+      for (; j >= own.full_begin; --j) {  // tiles that every row sees
         // S_ij = Q_i K_j^T, and O_i += P V of the tile before
-        mbarrier_wait(smem.k_full + k.stage * 8, k.parity);
+        mbarrier_wait(smem.k_full + k.stage() * 8, k.parity());
         wgmma_guard(S_rmem);
         wgmma_guard(O_rmem);
         wgmma_fence();
-        issue_q_k(S_rmem, Q_smem, smem.K + k.stage * K_BYTES);
+        issue_q_k(S_rmem, Q_smem, smem.K + k.stage() * K_BYTES);
         wgmma_commit_group();
-        mbarrier_wait(smem.v_full + v.stage * 8, v.parity);
-        issue_p_v(O_rmem, P_rmem, smem.V + v.stage * V_BYTES);
+        mbarrier_wait(smem.v_full + v.stage() * 8, v.parity());
+        issue_p_v(O_rmem, P_rmem, smem.V + v.stage() * V_BYTES);
         wgmma_commit_group();
         wgmma_wait_group<1>();
         wgmma_guard(S_rmem);
-        if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage * 8);
+        if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage() * 8);
         k.next();
         wgmma_wait_group<0>();
         wgmma_guard(O_rmem);
-        if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage * 8);
+        if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage() * 8);
         v.next();
-        softmax_exact(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
+        softmax_exact<false>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
       }
-      for (; j >= visit.j_begin; --j) {  // tiles cut by a window's left edge
+      for (; j >= own.j_begin; --j) {  // tiles cut by a window's left edge
         // S_ij = Q_i K_j^T, and O_i += P V of the tile before
-        mbarrier_wait(smem.k_full + k.stage * 8, k.parity);
+        mbarrier_wait(smem.k_full + k.stage() * 8, k.parity());
         wgmma_guard(S_rmem);
         wgmma_guard(O_rmem);
         wgmma_fence();
-        issue_q_k(S_rmem, Q_smem, smem.K + k.stage * K_BYTES);
+        issue_q_k(S_rmem, Q_smem, smem.K + k.stage() * K_BYTES);
         wgmma_commit_group();
-        mbarrier_wait(smem.v_full + v.stage * 8, v.parity);
-        issue_p_v(O_rmem, P_rmem, smem.V + v.stage * V_BYTES);
+        mbarrier_wait(smem.v_full + v.stage() * 8, v.parity());
+        issue_p_v(O_rmem, P_rmem, smem.V + v.stage() * V_BYTES);
         wgmma_commit_group();
         wgmma_wait_group<1>();
         wgmma_guard(S_rmem);
-        if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage * 8);
+        if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage() * 8);
         k.next();
         mask_scores(args, tile, S_rmem, row_first, j * B_c + lane % 4 * 2);
         wgmma_wait_group<0>();
         wgmma_guard(O_rmem);
-        if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage * 8);
+        if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage() * 8);
         v.next();
-        softmax_exact(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
+        softmax_exact<false>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
       }
+
+      // Q_i has been read: the next tile's may come.
+      if (lane == 0) mbarrier_arrive(smem.q_empty + q.stage() * 8);
 
       // O_i += P V of the last tile
-      mbarrier_wait(smem.v_full + v.stage * 8, v.parity);
+      mbarrier_wait(smem.v_full + v.stage() * 8, v.parity());
       wgmma_guard(O_rmem);
       wgmma_fence();
-      issue_p_v(O_rmem, P_rmem, smem.V + v.stage * V_BYTES);
+      issue_p_v(O_rmem, P_rmem, smem.V + v.stage() * V_BYTES);
       wgmma_commit_group();
       wgmma_wait_group<0>();
       wgmma_guard(O_rmem);
-      if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage * 8);
+      if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage() * 8);
       v.next();
+    } else {
+      warp_sync();  // every lane has seen the barrier
+      if (lane == 0) mbarrier_arrive(smem.q_empty + q.stage() * 8);
     }
+    for (; j >= visit.j_begin; --j) pass_tile(smem, k, v, warpgroup, lane);
 
-    // O_i /= l_i, L_i = m_i + log(l_i); a row that saw no key has O_i = 0 and L_i = -inf.
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float row_sum = l_i[half];
-      row_sum += shfl_bfly_f32(row_sum, 1);
-      row_sum += shfl_bfly_f32(row_sum, 2);
-      const float inverse = row_sum == 0.0f ? 0.0f : rcp_approx_f32(row_sum);
-#pragma unroll
-      for (int n = 0; n < CHUNKS_V; ++n) {
-        O_rmem[4 * n + 2 * half] *= inverse;
-        O_rmem[4 * n + 2 * half + 1] *= inverse;
-      }
-      const int q_idx = row_first + half * 8;
-      if (args.lse != nullptr && lane % 4 == 0 && q_idx < args.seqlen_q) {
-        const long long head = static_cast<long long>(tile.b) * args.nheads + tile.h;
-        const float L_i = (m_i[half] * scale_log2 + lg2_approx_f32(row_sum)) * LN_2;
-        st_global_f32(args.lse + (head * args.seqlen_q + q_idx), L_i);
-      }
-    }
-
-    // O_i leaves through the warpgroup's own rows of Q_i.
-    named_barrier_sync(8 + warpgroup, 128);  // every warp's products have read Q_i
-#pragma unroll
-    for (int n = 0; n < CHUNKS_V; n += 2) {
-      u32 O_packed[4];
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        O_packed[r] = cvt_rn_bf16x2_f32(O_rmem[4 * n + 2 * r], O_rmem[4 * n + 2 * r + 1]);
-      }
-      const int row = warp_row + lane % 16;
-      const int chunk = n % 8 + lane / 16;
-      stmatrix_x4(Q_smem + n / 8 * 64 * 128 + row * 128 + ((chunk ^ (row % 8)) * 16), O_packed);
-    }
-    fence_proxy_async();
-    named_barrier_sync(8 + warpgroup, 128);  // O_i is complete in shared memory
-    if (thread_index() % 128 == 0) {
-#pragma unroll
-      for (int part = 0; part < SUBTILES_V; ++part) {
-        tma_store_4d(args.o_map, Q_smem + part * 64 * 128, part * 64,
-                     visit.q_first + warpgroup * 64, tile.h, tile.b);
-      }
-      bulk_commit_group();
-      bulk_wait_group_read<0>();
-      mbarrier_arrive(smem.q_empty + q.stage * 8);
-    }
+    finish_rows(args, tile, O_rmem, m_i, l_i, row_first, scale_log2);
+    store_rows(args, tile, O_rmem, row_first);
     q.next();
   }
-  if (thread_index() % 128 == 0) bulk_wait_group<0>();
 }
 
 // ---- The kernel ----------------------------------------------------------------------------
@@ -713,7 +771,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1)
 #pragma unroll
     for (int stage = 0; stage < Q_STAGES; ++stage) {
       mbarrier_init(smem.q_full + stage * 8, 1);
-      mbarrier_init(smem.q_empty + stage * 8, WARPGROUPS);
+      mbarrier_init(smem.q_empty + stage * 8, 4 * WARPGROUPS);
     }
 #pragma unroll
     for (int stage = 0; stage < NUM_STAGES; ++stage) {

@@ -9,7 +9,7 @@
 //   mask:   none
 //   score:  none
 //   arch:   sm_90, family forward_sm90
-//   config: num_warpgroups=3 B_c=128 num_stages=2 q_stages=2 softmax=optimistic pingpong=True
+//   config: num_warpgroups=4 B_c=64 num_stages=3 q_stages=2 softmax=wary pingpong=True
 //           schedule=static
 
 typedef unsigned int u32;
@@ -17,27 +17,30 @@ typedef unsigned short u16;
 typedef unsigned long long u64;
 
 // ---- Tuned numbers and what follows from them ----------------------------------------------
-constexpr int WARPGROUPS = 3;         // that compute, 64 rows each; one more loads
+constexpr int WARPGROUPS = 4;         // that compute, 64 rows each; one more loads
 constexpr int B_r = WARPGROUPS * 64;  // rows of Q_i, S_ij and O_i in one thread block
-constexpr int B_c = 128;              // rows of K_j and V_j, columns of S_ij
-constexpr int NUM_STAGES = 2;         // buffers for K_j and for V_j
+constexpr int B_c = 64;               // rows of K_j and V_j, columns of S_ij
+constexpr int NUM_STAGES = 3;         // buffers for K_j and for V_j
 constexpr int Q_STAGES = 2;           // buffers for Q_i
 constexpr int PRODUCER_REGISTERS = 32;
-constexpr int CONSUMER_REGISTERS = 160;
+constexpr int CONSUMER_REGISTERS = 112;
 
 constexpr int NUM_THREADS = (WARPGROUPS + 1) * 128;
-constexpr int N_TILES = B_c / 8;              // 8-column tiles across S_ij
-constexpr int K_STEPS = 4;                    // steps of 16 along the head dim, padded
-constexpr int CHUNKS_V = 8;                   // 8-column tiles across O_i, padded
-constexpr int SUBTILES = 1;                   // 64-column parts of a Q or K row
-constexpr int SUBTILES_V = 1;                 // 64-column parts of a V or O row
-constexpr int Q_BYTES = 64 * SUBTILES * 128;  // of one warpgroup; O_i is staged here
-constexpr int Q_LOADED = 64 * SUBTILES * 128;
+constexpr int N_TILES = B_c / 8;               // 8-column tiles across S_ij
+constexpr int K_STEPS = 4;                     // steps of 16 along the head dim, padded
+constexpr int CHUNKS_V = 8;                    // 8-column tiles across O_i, padded
+constexpr int SUBTILES = 1;                    // 64-column parts of a Q or K row
+constexpr int SUBTILES_V = 1;                  // 64-column parts of a V or O row
+constexpr int Q_LOADED = 64 * SUBTILES * 128;  // of one warpgroup; O_i leaves through its place
+constexpr int Q_BYTES = Q_LOADED;
 constexpr int K_BYTES = B_c * SUBTILES * 128;    // one stage
 constexpr int V_BYTES = B_c * SUBTILES_V * 128;  // one stage
 constexpr float LN_2 = 0.69314718055994530942f;
-// A thread's sum of P_ij over one tile stays below this, or the tile is redone with a new maximum.
+// P_ij = 2^(S_ij - m_i - HEADROOM), in units of log2(e): later scores may pass m_i by far before a
+// thread's sum of P_ij over one tile reaches the limit; then the tile is redone with a new m_i.
+constexpr float HEADROOM = 6.0f;  // P_ij is a 16-bit float: below 65504
 constexpr float OPTIMISTIC_LIMIT = 3.0e4f;
+constexpr int DOUBTFUL_TILES = 4;  // taken exactly after one whose maximum rose beyond the limit
 
 // What the copy engine knows of a tensor: base, sizes, strides, box, swizzle.
 struct alignas(64) TensorMap {
@@ -50,8 +53,12 @@ struct Arguments {
   TensorMap k_map;           // (batch, nheads_k, seqlen_k, head_dim)
   TensorMap v_map;           // (batch, nheads_k, seqlen_k, head_dim_v)
   TensorMap o_map;           // (batch, nheads, seqlen_q, head_dim_v)
+  void* o;                   // (batch, seqlen_q, nheads, head_dim_v), dense along head_dim_v
   float* lse;                // (batch, nheads, seqlen_q), or null
   int* next_tile;            // two counters, 0 before and after every launch
+  long long o_stride_b;      // of the batch, in elements
+  long long o_stride_s;      // of the rows
+  long long o_stride_h;      // of the heads
   int seqlen_q;              // rows of Q and O
   int seqlen_k;              // rows of K and V
   int nheads;                // heads of Q and O
@@ -201,27 +208,20 @@ __device__ __forceinline__ void wgmma_guard(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// D (64 x 128) = scale_d * D + A (64 x 16) B (16 x 128), both operands in shared memory.
-__device__ __forceinline__ void wgmma_m64n128k16_f32_f16_ss(float (&d)[64], u64 a, u64 b,
-                                                            int scale_d) {
+// D (64 x 64) = scale_d * D + A (64 x 16) B (16 x 64), both operands in shared memory.
+__device__ __forceinline__ void wgmma_m64n64k16_f32_f16_ss(float (&d)[32], u64 a, u64 b,
+                                                           int scale_d) {
   asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %66, 0; "
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 { "
+      "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 { "
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "
-      "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, p, 1, 1, 0, 0; }"
+      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, %32, %33, p, 1, 1, 0, 0; }"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
         "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63])
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(scale_d)
       : "memory");
 }
@@ -291,11 +291,29 @@ __device__ __forceinline__ float rcp_approx_f32(float x) {
   return y;
 }
 
+// The value itself, of which the compiler knows nothing: what depends on it stays where it is.
+__device__ __forceinline__ float opaque_f32(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
+}
+
+// The bits set in the value of any of `lanes`, the lanes that are here. ptxas knows that the result
+// is the same in all of them: what follows from it lives in uniform registers, as descriptors do.
+__device__ __forceinline__ u32 redux_or_b32(u32 value, u32 lanes) {
+  u32 result;
+  asm volatile("redux.sync.or.b32 %0, %1, %2;" : "=r"(result) : "r"(value), "r"(lanes));
+  return result;
+}
+
 __device__ __forceinline__ void st_global_f32(float* address, float value) {
   asm volatile("st.global.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }
 
 __device__ __forceinline__ float max_f32(float a, float b) { return fmaxf(a, b); }
+
+__device__ __forceinline__ float min_f32(float a, float b) { return fminf(a, b); }
+
+__device__ __forceinline__ int max_s32(int a, int b) { return a > b ? a : b; }
 
 __device__ __forceinline__ int min_s32(int a, int b) { return a < b ? a : b; }
 
@@ -303,16 +321,18 @@ __device__ __forceinline__ float negative_infinity() { return __int_as_float(0xf
 
 // ---- Shared memory, barriers and their turns -----------------------------------------------
 
-// One slot of a ring of buffers, and the parity of its current phase.
+// How many buffers of a ring were passed: which one is next, and the parity of its barriers' phase.
 template <int STAGES>
 struct Turn {
-  int stage = 0;
-  u32 parity = 0;
+  u32 slot = 0;
+  u32 phase = 0;
 
+  __device__ __forceinline__ u32 stage() const { return slot; }
+  __device__ __forceinline__ u32 parity() const { return phase; }
   __device__ __forceinline__ void next() {
-    if (STAGES == 1 || ++stage == STAGES) {
-      stage = 0;
-      parity ^= 1;
+    if (++slot == STAGES) {
+      slot = 0;
+      phase ^= 1;
     }
   }
 };
@@ -362,9 +382,10 @@ struct Visit {
   int q_last;
 };
 
-__device__ __forceinline__ Visit visit_of(const Arguments& args, const Tile& tile) {
-  const int q_first = tile.i * B_r;
-  const int q_last = min_s32(q_first + B_r, args.seqlen_q) - 1;
+// The tiles for `num_rows` rows from q_first on. Without a row there is nothing to visit.
+__device__ __forceinline__ Visit visit_of(const Arguments& args, const Tile& tile, int q_first,
+                                          int num_rows) {
+  const int q_last = min_s32(q_first + num_rows, args.seqlen_q) - 1;
   const KvRange range = {0, args.seqlen_k, 0, args.seqlen_k};
   Visit visit;
   visit.j_begin = range.visit_begin / B_c;
@@ -378,45 +399,49 @@ __device__ __forceinline__ Visit visit_of(const Arguments& args, const Tile& til
 
 // ---- The producer: one thread starts every copy --------------------------------------------
 
+__device__ __forceinline__ void load_k_v(const Arguments& args, const Shared& smem,
+                                         const Turn<NUM_STAGES>& kv, int b, int h_k, int j) {
+  mbarrier_wait(smem.k_empty + kv.stage() * 8, kv.parity() ^ 1);
+  mbarrier_arrive_expect_tx(smem.k_full + kv.stage() * 8, K_BYTES);
+#pragma unroll
+  for (int part = 0; part < SUBTILES; ++part) {
+    tma_load_4d(smem.K + kv.stage() * K_BYTES + part * B_c * 128, args.k_map, part * 64, j * B_c,
+                h_k, b, smem.k_full + kv.stage() * 8);
+  }
+  mbarrier_wait(smem.v_empty + kv.stage() * 8, kv.parity() ^ 1);
+  mbarrier_arrive_expect_tx(smem.v_full + kv.stage() * 8, V_BYTES);
+#pragma unroll
+  for (int part = 0; part < SUBTILES_V; ++part) {
+    tma_load_4d(smem.V + kv.stage() * V_BYTES + part * B_c * 128, args.v_map, part * 64, j * B_c,
+                h_k, b, smem.v_full + kv.stage() * 8);
+  }
+}
+
 __device__ __forceinline__ void produce(const Arguments& args, const Shared& smem) {
   Turn<Q_STAGES> q;
   Turn<NUM_STAGES> kv;
   for (u32 index = block_index(); index < args.num_tiles; index += grid_size()) {
     const Tile tile = tile_at(args, index);
-    const Visit visit = visit_of(args, tile);
+    const Visit visit = visit_of(args, tile, tile.i * B_r, B_r);
     const int h_k = tile.h / args.group_size;
-    mbarrier_wait(smem.q_empty + q.stage * 8, q.parity ^ 1);
-    mbarrier_arrive_expect_tx(smem.q_full + q.stage * 8, WARPGROUPS * Q_LOADED);
+    mbarrier_wait(smem.q_empty + q.stage() * 8, q.parity() ^ 1);
+    mbarrier_arrive_expect_tx(smem.q_full + q.stage() * 8, WARPGROUPS * Q_LOADED);
 #pragma unroll
     for (int warpgroup = 0; warpgroup < WARPGROUPS; ++warpgroup) {
 #pragma unroll
       for (int part = 0; part < SUBTILES; ++part) {
-        tma_load_4d(smem.Q + (q.stage * WARPGROUPS + warpgroup) * Q_BYTES + part * 64 * 128,
+        tma_load_4d(smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES + part * 64 * 128,
                     args.q_map, part * 64, visit.q_first + warpgroup * 64, tile.h, tile.b,
-                    smem.q_full + q.stage * 8);
+                    smem.q_full + q.stage() * 8);
       }
     }
     q.next();
-    for (int j = visit.j_end - 1; j >= visit.j_begin; --j) {
-      mbarrier_wait(smem.k_empty + kv.stage * 8, kv.parity ^ 1);
-      mbarrier_arrive_expect_tx(smem.k_full + kv.stage * 8, K_BYTES);
-#pragma unroll
-      for (int part = 0; part < SUBTILES; ++part) {
-        tma_load_4d(smem.K + kv.stage * K_BYTES + part * B_c * 128, args.k_map, part * 64, j * B_c,
-                    h_k, tile.b, smem.k_full + kv.stage * 8);
-      }
-      mbarrier_wait(smem.v_empty + kv.stage * 8, kv.parity ^ 1);
-      mbarrier_arrive_expect_tx(smem.v_full + kv.stage * 8, V_BYTES);
-#pragma unroll
-      for (int part = 0; part < SUBTILES_V; ++part) {
-        tma_load_4d(smem.V + kv.stage * V_BYTES + part * B_c * 128, args.v_map, part * 64, j * B_c,
-                    h_k, tile.b, smem.v_full + kv.stage * 8);
-      }
+    for (int j = visit.j_end - 1; j >= visit.j_begin; j = j - 1) {
+      load_k_v(args, smem, kv, tile.b, h_k, j);
       kv.next();
     }
   }
 }
-
 // ---- Products ------------------------------------------------------------------------------
 
 // Issues S_ij = Q_i K_j^T, unscaled.
@@ -427,7 +452,7 @@ __device__ __forceinline__ void issue_q_k(float (&S_rmem)[N_TILES * 4], u32 Q_sm
   for (int kk = 0; kk < K_STEPS; ++kk) {
     const int Q_step = (kk / 4 * 64 * 128 + kk % 4 * 32) >> 4;
     const int K_step = (kk / 4 * B_c * 128 + kk % 4 * 32) >> 4;
-    wgmma_m64n128k16_f32_f16_ss(S_rmem, Q_descriptor + Q_step, K_descriptor + K_step, kk != 0);
+    wgmma_m64n64k16_f32_f16_ss(S_rmem, Q_descriptor + Q_step, K_descriptor + K_step, kk != 0);
   }
 }
 
@@ -481,33 +506,119 @@ __device__ __forceinline__ float exponentiate(u32 (&P_rmem)[B_c / 16][4],
   return sum;
 }
 
-// m_i, l_i (this thread's share) and O_i move to the tile's own maximum; P_ij = exp(S_ij - m_i).
-__device__ __forceinline__ void softmax_exact(float (&m_i)[2], float (&l_i)[2],
-                                              float (&O_rmem)[CHUNKS_V * 4],
-                                              u32 (&P_rmem)[B_c / 16][4],
-                                              const float (&S_rmem)[N_TILES * 4],
-                                              float scale_log2) {
+// The row maximum of this tile joins m_i; P_ij = exp(S_ij - m_i), and l_i (this thread's share) and
+// O_i, unless this is their first tile, move to the new maximum. Returns the smaller factor of the
+// two rows' O_i.
+template <bool FIRST>
+__device__ __forceinline__ float softmax_exact(float (&m_i)[2], float (&l_i)[2],
+                                               float (&O_rmem)[CHUNKS_V * 4],
+                                               u32 (&P_rmem)[B_c / 16][4],
+                                               const float (&S_rmem)[N_TILES * 4],
+                                               float scale_log2) {
+  float smaller = 1.0f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float row_max = row_maximum(m_i[half], S_rmem, half);
     // A row without a visible key so far: exp(-inf - 0) is 0 where -inf - -inf were NaN.
     const float base = row_max == negative_infinity() ? 0.0f : row_max;
-    const float base_log2 = base * scale_log2;
-    const float alpha = ex2_approx_f32((m_i[half] - base) * scale_log2);
+    const float base_log2 = base * scale_log2 + HEADROOM;
+    const float sum = exponentiate(P_rmem, S_rmem, base_log2, scale_log2, half);
+    if (FIRST) {
+      l_i[half] = sum;
+    } else {
+      const float alpha = ex2_approx_f32((m_i[half] - base) * scale_log2);
+#pragma unroll
+      for (int n = 0; n < CHUNKS_V; ++n) {
+        O_rmem[4 * n + 2 * half] *= alpha;
+        O_rmem[4 * n + 2 * half + 1] *= alpha;
+      }
+      l_i[half] = l_i[half] * alpha + sum;
+      smaller = min_f32(smaller, alpha);
+    }
     m_i[half] = row_max;
+  }
+  return smaller;
+}
+
+// The same softmax without a look at the maximum: any m_i gives it while nothing overflows. S_ij is
+// still there if some row of the warp needs its maximum raised; then so may the next ones, and
+// `doubtful` of them are not tried.
+__device__ __forceinline__ void softmax_wary(float (&m_i)[2], float (&l_i)[2],
+                                             float (&O_rmem)[CHUNKS_V * 4],
+                                             u32 (&P_rmem)[B_c / 16][4],
+                                             const float (&S_rmem)[N_TILES * 4], float scale_log2,
+                                             int& doubtful) {
+  bool in_range = doubtful == 0;
+  if (in_range) {
+    const float sum_0 = exponentiate(P_rmem, S_rmem, m_i[0] * scale_log2 + HEADROOM, scale_log2, 0);
+    const float sum_1 = exponentiate(P_rmem, S_rmem, m_i[1] * scale_log2 + HEADROOM, scale_log2, 1);
+    // NaN (from m_i = -inf) is out of range too.
+    in_range = !vote_any(!(sum_0 < OPTIMISTIC_LIMIT) || !(sum_1 < OPTIMISTIC_LIMIT));
+    if (in_range) {
+      l_i[0] += sum_0;
+      l_i[1] += sum_1;
+    }
+  }
+  if (!in_range) {
+    // A scale of its own, so that what both ways compute is not moved before the choice.
+    const float own_scale = opaque_f32(scale_log2);
+    const float alpha = softmax_exact<false>(m_i, l_i, O_rmem, P_rmem, S_rmem, own_scale);
+    const bool rose = vote_any(alpha < 1.0f / OPTIMISTIC_LIMIT);
+    doubtful = rose ? DOUBTFUL_TILES : max_s32(doubtful - 1, 0);
+  }
+}
+// ---- O_i and L_i leave ---------------------------------------------------------------------
+
+// O_i /= l_i, L_i = m_i + log(l_i); a row that saw no key has O_i = 0 and L_i = -inf.
+__device__ __forceinline__ void finish_rows(const Arguments& args, const Tile& tile,
+                                            float (&O_rmem)[CHUNKS_V * 4], const float (&m_i)[2],
+                                            const float (&l_i)[2], int row_first,
+                                            float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float row_sum = l_i[half];
+    row_sum += shfl_bfly_f32(row_sum, 1);
+    row_sum += shfl_bfly_f32(row_sum, 2);
+    const float inverse = row_sum == 0.0f ? 0.0f : rcp_approx_f32(row_sum);
 #pragma unroll
     for (int n = 0; n < CHUNKS_V; ++n) {
-      O_rmem[4 * n + 2 * half] *= alpha;
-      O_rmem[4 * n + 2 * half + 1] *= alpha;
+      O_rmem[4 * n + 2 * half] *= inverse;
+      O_rmem[4 * n + 2 * half + 1] *= inverse;
     }
-    l_i[half] = l_i[half] * alpha + exponentiate(P_rmem, S_rmem, base_log2, scale_log2, half);
+    const int q_idx = row_first + half * 8;
+    if (args.lse != nullptr && thread_index() % 4 == 0 && q_idx < args.seqlen_q) {
+      const long long head = static_cast<long long>(tile.b) * args.nheads + tile.h;
+      const float log2_sum = lg2_approx_f32(row_sum) + HEADROOM;
+      st_global_f32(args.lse + (head * args.seqlen_q + q_idx),
+                    (m_i[half] * scale_log2 + log2_sum) * LN_2);
+    }
   }
+}
+
+// Writes O_i over the warpgroup's own rows of Q_i, in the swizzle of the copy that takes it away.
+__device__ __forceinline__ void stage_rows(const float (&O_rmem)[CHUNKS_V * 4], u32 Q_smem,
+                                           int warpgroup) {
+  const int lane = thread_index() % 32;
+  const int row = thread_index() / 32 % 4 * 16 + lane % 16;
+  named_barrier_sync(8 + warpgroup, 128);  // every warp's products have read Q_i
+#pragma unroll
+  for (int n = 0; n < CHUNKS_V; n += 2) {
+    u32 O_packed[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      O_packed[r] = cvt_rn_f16x2_f32(O_rmem[4 * n + 2 * r], O_rmem[4 * n + 2 * r + 1]);
+    }
+    const int chunk = n % 8 + lane / 16;
+    stmatrix_x4(Q_smem + n / 8 * 64 * 128 + row * 128 + ((chunk ^ (row % 8)) * 16), O_packed);
+  }
+  fence_proxy_async();
+  named_barrier_sync(8 + warpgroup, 128);  // O_i is complete in shared memory
 }
 
 // ---- A consumer warpgroup: 64 rows of each tile --------------------------------------------
 
 __device__ __forceinline__ void consume(const Arguments& args, const Shared& smem) {
-  const int warpgroup = thread_index() / 128 - 1;
+  const int warpgroup = redux_or_b32(thread_index() / 128 - 1, 0xffffffff);
   const int lane = thread_index() % 32;
   const int warp_row = thread_index() / 32 % 4 * 16;
   const float scale_log2 = args.softmax_scale_log2;
@@ -518,118 +629,77 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
   if (warpgroup == 0) named_barrier_arrive(1, 256);
   for (u32 index = block_index(); index < args.num_tiles; index += grid_size()) {
     const Tile tile = tile_at(args, index);
-    const Visit visit = visit_of(args, tile);
+    const Visit visit = visit_of(args, tile, tile.i * B_r, B_r);
     const int row_first = visit.q_first + warpgroup * 64 + warp_row + lane / 4;
-    const u32 Q_smem = smem.Q + (q.stage * WARPGROUPS + warpgroup) * Q_BYTES;
+    const u32 Q_smem = smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES;
     float O_rmem[CHUNKS_V * 4];
     float S_rmem[N_TILES * 4];
     u32 P_rmem[B_c / 16][4];
     float m_i[2] = {negative_infinity(), negative_infinity()};
     float l_i[2] = {0.0f, 0.0f};
+    int doubtful = 0;  // tiles whose maximum is taken first
 #pragma unroll
     for (int e = 0; e < CHUNKS_V * 4; ++e) O_rmem[e] = 0.0f;
     int j = visit.j_end - 1;
 
-    mbarrier_wait(smem.q_full + q.stage * 8, q.parity);
+    mbarrier_wait(smem.q_full + q.stage() * 8, q.parity());
     if (j >= visit.j_begin) {
       // The first tile: S_ij and its softmax alone.
-      mbarrier_wait(smem.k_full + k.stage * 8, k.parity);
+      mbarrier_wait(smem.k_full + k.stage() * 8, k.parity());
       named_barrier_sync(1 + warpgroup, 256);
       wgmma_guard(S_rmem);
       wgmma_fence();
-      issue_q_k(S_rmem, Q_smem, smem.K + k.stage * K_BYTES);
+      issue_q_k(S_rmem, Q_smem, smem.K + k.stage() * K_BYTES);
       wgmma_commit_group();
       named_barrier_arrive(1 + (warpgroup + 1) % WARPGROUPS, 256);
       wgmma_wait_group<0>();
       wgmma_guard(S_rmem);
-      if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage * 8);
+      if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage() * 8);
       k.next();
       if (!(j >= visit.full_begin && j < visit.full_end)) {
         mask_scores(args, tile, S_rmem, row_first, j * B_c + lane % 4 * 2);
       }
-      softmax_exact(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
+      softmax_exact<true>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
       --j;
       for (; j >= visit.full_begin; --j) {  // tiles that every row sees
         // S_ij = Q_i K_j^T, and O_i += P V of the tile before
-        mbarrier_wait(smem.k_full + k.stage * 8, k.parity);
+        mbarrier_wait(smem.k_full + k.stage() * 8, k.parity());
         named_barrier_sync(1 + warpgroup, 256);
         wgmma_guard(S_rmem);
         wgmma_guard(O_rmem);
         wgmma_fence();
-        issue_q_k(S_rmem, Q_smem, smem.K + k.stage * K_BYTES);
+        issue_q_k(S_rmem, Q_smem, smem.K + k.stage() * K_BYTES);
         wgmma_commit_group();
-        mbarrier_wait(smem.v_full + v.stage * 8, v.parity);
-        issue_p_v(O_rmem, P_rmem, smem.V + v.stage * V_BYTES);
+        mbarrier_wait(smem.v_full + v.stage() * 8, v.parity());
+        issue_p_v(O_rmem, P_rmem, smem.V + v.stage() * V_BYTES);
         wgmma_commit_group();
         named_barrier_arrive(1 + (warpgroup + 1) % WARPGROUPS, 256);
         wgmma_wait_group<1>();
         wgmma_guard(S_rmem);
-        if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage * 8);
+        if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage() * 8);
         k.next();
         wgmma_wait_group<0>();
         wgmma_guard(O_rmem);
-        if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage * 8);
+        if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage() * 8);
         v.next();
-        // P_ij with the maximum of earlier tiles: any m_i gives the same softmax while nothing
-        // overflows. S_ij is still there if some row of the warp needs its maximum raised.
-        const float sum_0 = exponentiate(P_rmem, S_rmem, m_i[0] * scale_log2, scale_log2, 0);
-        const float sum_1 = exponentiate(P_rmem, S_rmem, m_i[1] * scale_log2, scale_log2, 1);
-        // NaN (from m_i = -inf) takes the exact path too.
-        if (vote_any(!(sum_0 < OPTIMISTIC_LIMIT) || !(sum_1 < OPTIMISTIC_LIMIT))) {
-          softmax_exact(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
-        } else {
-          l_i[0] += sum_0;
-          l_i[1] += sum_1;
-        }
+        softmax_wary(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2, doubtful);
       }
 
       // O_i += P V of the last tile
-      mbarrier_wait(smem.v_full + v.stage * 8, v.parity);
+      mbarrier_wait(smem.v_full + v.stage() * 8, v.parity());
       wgmma_guard(O_rmem);
       wgmma_fence();
-      issue_p_v(O_rmem, P_rmem, smem.V + v.stage * V_BYTES);
+      issue_p_v(O_rmem, P_rmem, smem.V + v.stage() * V_BYTES);
       wgmma_commit_group();
       wgmma_wait_group<0>();
       wgmma_guard(O_rmem);
-      if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage * 8);
+      if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage() * 8);
       v.next();
     }
 
-    // O_i /= l_i, L_i = m_i + log(l_i); a row that saw no key has O_i = 0 and L_i = -inf.
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float row_sum = l_i[half];
-      row_sum += shfl_bfly_f32(row_sum, 1);
-      row_sum += shfl_bfly_f32(row_sum, 2);
-      const float inverse = row_sum == 0.0f ? 0.0f : rcp_approx_f32(row_sum);
-#pragma unroll
-      for (int n = 0; n < CHUNKS_V; ++n) {
-        O_rmem[4 * n + 2 * half] *= inverse;
-        O_rmem[4 * n + 2 * half + 1] *= inverse;
-      }
-      const int q_idx = row_first + half * 8;
-      if (args.lse != nullptr && lane % 4 == 0 && q_idx < args.seqlen_q) {
-        const long long head = static_cast<long long>(tile.b) * args.nheads + tile.h;
-        const float L_i = (m_i[half] * scale_log2 + lg2_approx_f32(row_sum)) * LN_2;
-        st_global_f32(args.lse + (head * args.seqlen_q + q_idx), L_i);
-      }
-    }
-
+    finish_rows(args, tile, O_rmem, m_i, l_i, row_first, scale_log2);
     // O_i leaves through the warpgroup's own rows of Q_i.
-    named_barrier_sync(8 + warpgroup, 128);  // every warp's products have read Q_i
-#pragma unroll
-    for (int n = 0; n < CHUNKS_V; n += 2) {
-      u32 O_packed[4];
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        O_packed[r] = cvt_rn_f16x2_f32(O_rmem[4 * n + 2 * r], O_rmem[4 * n + 2 * r + 1]);
-      }
-      const int row = warp_row + lane % 16;
-      const int chunk = n % 8 + lane / 16;
-      stmatrix_x4(Q_smem + n / 8 * 64 * 128 + row * 128 + ((chunk ^ (row % 8)) * 16), O_packed);
-    }
-    fence_proxy_async();
-    named_barrier_sync(8 + warpgroup, 128);  // O_i is complete in shared memory
+    stage_rows(O_rmem, Q_smem, warpgroup);
     if (thread_index() % 128 == 0) {
 #pragma unroll
       for (int part = 0; part < SUBTILES_V; ++part) {
@@ -638,7 +708,7 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
       }
       bulk_commit_group();
       bulk_wait_group_read<0>();
-      mbarrier_arrive(smem.q_empty + q.stage * 8);
+      mbarrier_arrive(smem.q_empty + q.stage() * 8);
     }
     q.next();
   }

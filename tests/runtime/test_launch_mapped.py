@@ -242,7 +242,7 @@ def test_addresses_that_stand_elsewhere_are_refused():
             *maps, lse, counters = super().arguments(spec)[:6]
             return (*maps, counters, lse, *super().arguments(spec)[6:])
 
-    with pytest.raises(UnsupportedError, match="must be lse, next_tile"):
+    with pytest.raises(UnsupportedError, match="must be o, lse, next_tile"):
         argument_layout(Other(), problem_of(dtype="fp16", head_dim=64).spec)
 
 
