@@ -185,8 +185,8 @@ class SpecRun:
         if not leaders:
             # What the seeds have in common is wrong here: other defaults, and some of everything.
             job, plan = self.job, self.plan
-            others = plan.family.default_configs(plan.spec, job.request.arch)
-            others = [*others, *escape_lane(job.space, LAST_RESORT, job.request.seed + 1)]
+            others = list(plan.family.default_configs(plan.spec, job.request.arch))
+            others += escape_lane(job.space, LAST_RESORT, job.request.seed + 1)
             self._try(shape, others, Search(job.space), trials, math.inf)
             leaders = verified_leaders(job, shape, trials, most=LEADERS)
         return self._decided(shape, leaders, trials, started, deadline, first=None, baseline=True)
@@ -194,7 +194,7 @@ class SpecRun:
     def _retimed_bucket(self, shape: ProblemShape, started: float, seconds: float) -> BucketResult:
         """The best of a few configs, in one interleaved comparison."""
         job = self.job
-        count = min(RETIMED, max(2, int(seconds / self.pace)))
+        count = int(min(RETIMED, max(2, seconds / self.pace)))
         trials = list(self.resumed.get(shape, ()))
         candidates = self._candidates(shape, count)
         untimed = {config: self._trial(shape, config, Timed("wrong")) for config in candidates}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -102,7 +103,7 @@ class CompileAhead:
             with self._changed:
                 self._changed.wait_for(
                     lambda: self._fatal is not None or self._closed or self._ready(what, missing) is not None,
-                    None if deadline is None else max(0.0, deadline - time.monotonic()),
+                    None if deadline is None or math.isinf(deadline) else max(0.0, deadline - time.monotonic()),
                 )
                 if self._fatal is not None:
                     raise self._fatal
