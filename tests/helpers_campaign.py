@@ -115,8 +115,8 @@ def slow_compile_handler(arch: str, run_here: bool) -> Any:
     handle = compile_any_handler(arch, run_here)
 
     def slow(message: Mapping[str, Any]) -> dict[str, Any]:
-        time.sleep(0.2)
         result: dict[str, Any] = handle(message)
+        time.sleep(0.2)
         return result
 
     return slow

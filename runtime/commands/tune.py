@@ -35,14 +35,14 @@ _PHASES = {"compile": "compiling", "time": "timing", "prove": "proving", "final"
 def command(
     ctx: typer.Context,
     head_dim: Annotated[
-        list[str] | None,
+        list[str],
         typer.Option(
             "--head-dim",
             "-d",
             help="Head dims, multiples of 8 up to 256: one, or a list such as 64,128,192/128 (of Q and K / of V); may"
-            " be repeated; default: 128.",
+            " be repeated.",
         ),
-    ] = None,
+    ] = ["128"],  # noqa: B006 - nobody changes it
     head_dim_v: o.HeadDimV = 0,
     dtype: o.DType = "bf16",
     causal: o.Causal = False,
@@ -101,7 +101,7 @@ def command(
     the_arch = o.arch_of(arch) if arch or info is None else arch_from_cc(info.cc)
     _warn_of_ignored(ctx, predicting=info is None)
     problems = many.problems_from(
-        head_dims=head_dim or ["128"],
+        head_dims=head_dim,
         masks=masks,
         head_dim_v=head_dim_v,
         dtype=dtype,

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from ...generator.errors import TuneError
-from ...generator.families.base import KernelConfig
 from ...generator.spec import ProblemShape
 from ..store import save_records
 from ..store_schema import Record, SpecClass
@@ -27,7 +26,7 @@ from .bench_client import Bench, Identity, WorkerBench
 from .campaign_log import campaign_id, finished_records
 from .campaign_plan import Plan, plan_of
 from .campaign_spec import SpecRun
-from .compile_ahead import HANDLER, CompileAhead, SpecPool
+from .compile_ahead import HANDLER, CompileAhead, SpecPool, first_that_fits
 from .gpus import GpuModel
 from .job import Job
 from .log import TrialLog, config_key, unfinished_trials
@@ -35,7 +34,7 @@ from .neighbours import Winner, nearest_winners
 from .predicted import log_progress
 from .records import current_provenance
 from .request import BucketResult, Progress, ProgressFunction, TuneRequest, usable_cores
-from .session import model_of, open_log, session_of
+from .session import model_of, open_log, session_of, warm_up
 
 logger = logging.getLogger("flashsmith.tune")
 
@@ -158,7 +157,7 @@ class _Campaign:
     def run(self, planner: ThreadPoolExecutor) -> None:
         for plan in self._plans:  # the GPU worker starts meanwhile
             self._pool.submit(plan.what, plan.family.default_configs(plan.spec, plan.request.arch)[:1])
-        warm = planner.submit(_warm_up)
+        warm = planner.submit(warm_up)
         identity = self._bench.identity()
         self._gpu_name, self.load = identity.device.name, identity.load
         warm.result()
@@ -222,7 +221,7 @@ class _Campaign:
         request = plan.request
         pool = SpecPool(self._pool, plan.what)
         bench = self._bench.of(request, plan.family)
-        default = _fitting_default(plan, pool)
+        default = first_that_fits(pool, plan.family.default_configs(plan.spec, request.arch))
         gpu: GpuModel = model_of(request, identity)
         job = Job(
             request,
@@ -301,22 +300,6 @@ class _Campaign:
                     root=request.root,
                 )
             )
-
-
-def _fitting_default(plan: Plan, pool: SpecPool) -> KernelConfig:
-    """The first of the family's defaults that passes the build gate, the last if none does; as `fitting_default`, but
-    compiled by the pool."""
-    configs = plan.family.default_configs(plan.spec, plan.request.arch)
-    for config in configs:
-        if next(iter(pool.compile([config]))).outcome == "ok":
-            return config
-    return configs[-1]
-
-
-def _warm_up() -> None:
-    """Imports what the first spec would wait for: counting tiles takes torch, searching optuna."""
-    import optuna  # noqa: F401
-    import torch  # noqa: F401
 
 
 @contextmanager

@@ -162,11 +162,12 @@ class CompileAhead:
 
 
 class SpecPool:
-    """One spec's view of a `CompileAhead`: what a `Job` needs of a pool."""
+    """One spec's view of a `CompileAhead`: what a `Job` needs of a pool. `own`: nobody else uses it."""
 
-    def __init__(self, pool: CompileAhead, what: SpecToCompile) -> None:
+    def __init__(self, pool: CompileAhead, what: SpecToCompile, *, own: bool = False) -> None:
         self._pool = pool
         self._what = what
+        self._own = own
 
     @property
     def results(self) -> dict[KernelConfig, Compiled]:
@@ -180,7 +181,20 @@ class SpecPool:
         return self._pool.compile(self._what, configs, deadline=deadline)
 
     def close(self) -> None:
-        """Nothing: the pool is everybody's."""
+        """Ends the pool if it is this spec's own."""
+        if self._own:
+            self._pool.close()
+
+
+def first_that_fits(pool: SpecPool, configs: Sequence[KernelConfig]) -> KernelConfig:
+    """The first of a family's defaults that passes the build gate, the last if none does; the pool compiles them.
+
+    The same config as `compiler.fitting_default` gives, without a compiler in this process.
+    """
+    for config in configs:
+        if next(iter(pool.compile([config]))).outcome == "ok":
+            return config
+    return configs[-1]
 
 
 def compile_any_handler(arch: str, run_here: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:

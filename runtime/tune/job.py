@@ -8,7 +8,6 @@ from typing import Protocol
 
 from ...generator.families.base import Family, KernelConfig
 from ...generator.spec import AttentionSpec
-from ..compiler import fitting_default
 from ..store_schema import Provenance
 from .bench_client import Bench, Identity, Timed
 from .compile_pool import Compiled
@@ -18,10 +17,11 @@ from .request import ProgressFunction, TuneRequest
 
 
 class Pool(Protocol):
-    """What compiles a job's candidates: `CompilePool`, or one spec's part of a `CompileAhead`."""
+    """What compiles a job's candidates: one spec's part of a `CompileAhead`."""
 
     @property
     def results(self) -> dict[KernelConfig, Compiled]: ...
+    def submit(self, configs: Sequence[KernelConfig]) -> None: ...
     def compile(self, configs: Sequence[KernelConfig]) -> Iterator[Compiled]: ...
 
 
@@ -40,8 +40,8 @@ class Job:
     provenance: Provenance
     gpu: GpuModel
     progress: ProgressFunction
-    #: The default, where it is known already; else found by compiling.
-    known_default: KernelConfig | None = None
+    #: The config that a call without a record would use; always takes part.
+    default: KernelConfig
     #: Configs found wrong, crashing or hanging at any shape: never tried again in this run.
     poisoned: dict[KernelConfig, str] = field(default_factory=dict)
     verified: dict[KernelConfig, Timed] = field(default_factory=dict)
@@ -49,9 +49,6 @@ class Job:
     digests: dict[KernelConfig, str] = field(default_factory=dict)
     #: Each config's place in the space.
     order: dict[KernelConfig, int] = field(init=False)
-    #: The config that a call without a record would use; always takes part.
-    default: KernelConfig = field(init=False)
 
     def __post_init__(self) -> None:
         self.order = {config: position for position, config in enumerate(self.space)}
-        self.default = self.known_default or fitting_default(self.spec, self.request.arch, family=self.family)

@@ -96,12 +96,15 @@ def _search(
     for trial in trials:
         search.tell(job.family.config_type.from_dict(trial.config), trial.ms_median)
     timed = sum(trial.outcome == "ok" for trial in trials)
+    size = max(BATCH, request.num_jobs)
+    upcoming: list[KernelConfig] = []
     # One batch is tried however little time there is.
     while timed < request.trials and (time.monotonic() < ends or not trials):
-        batch = search.ask_batch(min(max(BATCH, request.num_jobs), request.trials - timed))
+        batch = upcoming or search.ask_batch(min(size, request.trials - timed))
+        upcoming = []
         if not batch:
             break
-        for compiled in job.pool.compile(batch):
+        for place, compiled in enumerate(job.pool.compile(batch)):
             best = search.best
             trial = one_trial(job, shape, compiled, best[1] if best else None)
             trials.append(trial)
@@ -109,6 +112,11 @@ def _search(
             timed += trial.outcome == "ok"
             best = search.best
             job.progress(Progress("time", timed, request.trials, shape, best[1] if best else None))
+            if place == len(batch) // 2:
+                # The next ones compile while the rest of these is timed.
+                rest = len(batch) - place - 1
+                upcoming = search.ask_batch(max(0, min(size, request.trials - timed - rest)))
+                job.pool.submit(upcoming)
 
 
 def _try_all(job: Job, shape: ProblemShape, trials: list[Trial], ends: float) -> None:

@@ -78,7 +78,7 @@ def facts_of(
     waves = count / slots
     mean = sum(visits) / len(visits)
     scores = float(sum(visits)) * B_r * B_c
-    visible = max(1.0, tiles.visible_share() * shape.seqlen_q * shape.seqlen_k)
+    visible = max(1.0, tiles.flops(spec) / (2.0 * heads * (spec.head_dim + spec.head_dim_v)))
     prologue = None
     if family.name == "forward_sm90":
         prologue = PROLOGUE_CYCLES / (PROLOGUE_CYCLES + mean * tile_cost(spec, config).cycles)

@@ -1,4 +1,4 @@
-"""What a tuning run is told apart by, the GPU its cost model assumes, and where its log lies."""
+"""What tuning runs share: what they are told apart by, the GPU of the cost model, the log, and slow imports."""
 
 from __future__ import annotations
 
@@ -62,3 +62,9 @@ def open_log(path: Path, *, asked: bool) -> TrialLog:
 def log_path(request: TuneRequest, spec: AttentionSpec, family: Family) -> Path:
     """Where the log of one request lies if nothing else is said."""
     return cache_dir() / "tune" / f"{family.name}-{request.arch}-{spec.dtype}-d{spec.head_dim}-{spec.digest[:12]}.jsonl"
+
+
+def warm_up() -> None:
+    """Imports what the first bucket would wait for: counting tiles takes torch, searching optuna."""
+    import optuna  # noqa: F401
+    import torch  # noqa: F401

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ...generator.families import choose_family
@@ -14,6 +15,8 @@ from ..store import save_records
 from ..store_files import store_records
 from ..store_schema import ANY_GPU, Provenance
 from .bench_client import Bench, WorkerBench
+from .campaign_plan import plan_of
+from .compile_ahead import CompileAhead, SpecPool, SpecToCompile, first_that_fits
 from .compile_pool import CompilePool
 from .gpus import gpu_model
 from .job import Job
@@ -24,7 +27,7 @@ from .prover import Prover
 from .records import current_provenance
 from .request import BucketResult, ProgressFunction, TuneRequest, TuneResult
 from .seeds import ESCAPE
-from .session import log_path, model_of, open_log, session_of
+from .session import log_path, model_of, open_log, session_of, warm_up
 
 logger = logging.getLogger("flashsmith.tune")
 
@@ -59,9 +62,18 @@ def _measure(
     started: float,
 ) -> TuneResult:
     the_bench = bench if bench is not None else WorkerBench(request, family)
-    pool = CompilePool(spec, request.arch, family, jobs=request.num_jobs)
+    pool = _open_pool(request, spec, family)
     try:
-        identity = the_bench.identity()
+        with ThreadPoolExecutor(1) as early:
+            starting = early.submit(the_bench.identity)
+            # Its process starts (torch, a CUDA context) while this one imports and the pool compiles the first kernels.
+            defaults = family.default_configs(spec, request.arch)
+            pool.submit(defaults[:1])
+            warm_up()
+            if not request.exhaustive:
+                plan = plan_of(request, place=0, explore=request.num_jobs)
+                pool.submit(plan.find_seeds(gpu_model(request.arch), None)[: plan.explore])
+            identity = starting.result()
         provenance = current_provenance(driver=identity.driver)
         job = Job(
             request,
@@ -75,6 +87,7 @@ def _measure(
             provenance,
             model_of(request, identity),
             log_progress(progress),
+            first_that_fits(pool, defaults),
         )
         buckets, saved = _measure_buckets(job, provenance, started)
     finally:
@@ -92,6 +105,12 @@ def _measure(
         outcomes=dict(Counter(trial.outcome for trial in trials)),
         notes=(identity.load,) if identity.load else (),
     )
+
+
+def _open_pool(request: TuneRequest, spec: AttentionSpec, family: Family) -> SpecPool:
+    """The compile pool of one spec, its own."""
+    pool = CompileAhead(request.arch, jobs=request.num_jobs)
+    return SpecPool(pool, SpecToCompile(spec, family, 0), own=True)
 
 
 def _measure_buckets(job: Job, provenance: Provenance, started: float) -> tuple[list[BucketResult], Path | None]:
