@@ -23,13 +23,13 @@ from ..store import save_records
 from ..store_schema import Record, SpecClass
 from ..variables import cache_dir
 from .bench_client import Bench, Identity, WorkerBench
-from .campaign_log import campaign_id, finished_records
+from .campaign_log import Left, campaign_id, left_by
 from .campaign_plan import Plan, plan_of
 from .campaign_spec import SpecRun
 from .compile_ahead import HANDLER, CompileAhead, SpecPool, first_that_fits
 from .gpus import GpuModel
 from .job import Job
-from .log import TrialLog, config_key, unfinished_trials
+from .log import Trial, TrialLog, config_key
 from .neighbours import Winner, nearest_winners
 from .predicted import log_progress
 from .records import current_provenance
@@ -146,6 +146,7 @@ class _Campaign:
         self._runs: dict[int, SpecRun] = {}
         #: Winners taken over from an interrupted run, by a plan's place.
         self._done: dict[int, dict[ProblemShape, Record]] = {}
+        self._trials: dict[int, dict[ProblemShape, list[Trial]]] = {}
         self._saves: list[Future[Path]] = []
         self._unsaved: list[tuple[Plan, Record]] = []
         self._gpu_name = ""
@@ -163,7 +164,7 @@ class _Campaign:
         warm.result()
         provenance = current_provenance(driver=identity.driver)
         sessions = [session_of(p.request, p.spec, p.family, provenance, identity) for p in self._plans]
-        self._resume(finished_records(self._log.path, sessions))
+        self._resume(left_by(self._log.path, sessions))
         seeding = [planner.submit(self._seed, plan, identity) for plan in self._plans]
         for number, plan in enumerate(self._plans):
             if time.monotonic() >= self._deadline and (self.buckets or self.resumed):
@@ -240,24 +241,23 @@ class _Campaign:
         done = self._done[plan.place]
         run = SpecRun(plan, job, pool, [shape for shape in dict.fromkeys(request.shapes) if shape not in done])
         run.won.update({shape: plan.family.config_type.from_dict(record.config) for shape, record in done.items()})
-        if request.resume:
-            space = {config_key(config.to_dict()) for config in (*plan.space, default)}
-            for shape in run.pending:
-                run.resumed[shape] = unfinished_trials(self._log.path, session, shape, space=space)
-                for trial in run.resumed[shape]:
-                    if trial.outcome in ("crash", "timeout", "wrong"):
-                        job.poisoned[plan.family.config_type.from_dict(trial.config)] = trial.outcome
+        space = {config_key(config.to_dict()) for config in (*plan.space, default)}
+        for shape in run.pending:
+            run.resumed[shape] = [t for t in self._trials[plan.place].get(shape, ()) if t.key in space]
+            for trial in run.resumed[shape]:
+                if trial.outcome in ("crash", "timeout", "wrong"):
+                    job.poisoned[plan.family.config_type.from_dict(trial.config)] = trial.outcome
         self._log.write({"kind": "session", **session})
         if not request.resume:
             self._log.write({"kind": "fresh"})
         return run
 
-    def _resume(self, found: Mapping[str, Mapping[ProblemShape, Record]]) -> None:
-        """Takes over the winners that an interrupted run of the same command left in the log."""
+    def _resume(self, found: Mapping[str, Left]) -> None:
+        """Takes over what an interrupted run of the same command left in the log."""
         for plan in self._plans:
-            records = found[plan.spec.digest] if plan.request.resume else {}
-            done = {shape: record for shape, record in records.items() if shape in plan.request.shapes}
-            self._done[plan.place] = done
+            left = found[plan.spec.digest] if plan.request.resume else Left()
+            done = {shape: record for shape, record in left.records.items() if shape in plan.request.shapes}
+            self._done[plan.place], self._trials[plan.place] = done, left.trials
             self._unsaved += [(plan, record) for record in done.values()]
             self.resumed += len(done)
 

@@ -92,12 +92,14 @@ def plan_of(request: TuneRequest, *, place: int, explore: int) -> Plan:
 
 
 def explored_shapes(shapes: Sequence[ProblemShape]) -> tuple[ProblemShape, ...]:
-    """A short and a long one of the sizes with the first one's ratio of heads: those that leave the fewest octaves to
-    the others (the second shortest and the second longest of five or more)."""
+    """A short and a long one of the sizes with the first one's ratio of heads.
+
+    The second shortest and the second longest of four or more, which are nearer to the others; else the very ends.
+    """
     first = shapes[0].gqa_ratio
     ordered = sorted(
         (shape for shape in dict.fromkeys(shapes) if shape.gqa_ratio == first),
         key=lambda shape: (shape.seqlen_q * shape.seqlen_k, shape),
     )
-    inset = round(0.2 * (len(ordered) - 1))
+    inset = 1 if len(ordered) >= 4 else 0
     return tuple(dict.fromkeys((ordered[inset], ordered[-1 - inset])))

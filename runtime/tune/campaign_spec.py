@@ -29,7 +29,6 @@ from .measured import close_bucket, one_trial, summary
 from .neighbours import carried_over
 from .request import BucketResult, Progress
 from .search import Search, escape_lane
-from .tiles import TileCounter
 
 #: Part of a spec's time that the search at the explored sizes may take.
 EXPLORE_SHARE = 0.45
@@ -64,6 +63,7 @@ class SpecRun:
     #: Milliseconds of each config at the explored sizes.
     times: dict[ProblemShape, dict[KernelConfig, float]] = field(default_factory=dict)
     pace: float = FIRST_PACE
+    _estimates: dict[tuple[KernelConfig, ProblemShape], float | None] = field(default_factory=dict)
 
     def tune(self, deadline: float, *, neighbours: Sequence[KernelConfig] = ()) -> Iterator[BucketResult]:
         """Each bucket as soon as it has a winner; those that `deadline` leaves out stay `pending`.
@@ -203,8 +203,7 @@ class SpecRun:
         if right:
             first = job.bench.final(right, shape, keep=(job.default,), baseline=False)
             made = [self._trial(shape, config, timed) for config, timed in first.times.items()]
-            for trial in made:
-                job.log.write(trial.to_dict())
+            job.log.write(*(trial.to_dict() for trial in made))
             trials += made
         if right and not trials_with_times(trials, right):
             # One of them ended the worker: alone, each shows whether it was that one.
@@ -232,7 +231,7 @@ class SpecRun:
                 f" ({summary(trials)}). The trials are in {job.log.path}."
             )
         decision, final = final_decision(job, shape, leaders, trials, first=first, baseline=baseline, deadline=deadline)
-        record = close_bucket(job, shape, decision, final, TileCounter(job.request.problem, shape))
+        record = close_bucket(job, shape, decision, final, self.plan.tiles_of(shape))
         seconds = time.monotonic() - started
         return BucketResult(shape, decision.winner.config, record, tuple(trials), seconds, note=final.note)
 
@@ -241,8 +240,7 @@ class SpecRun:
         job = self.job
         near = [self.won[s] for s in sorted(self.won, key=lambda other: bucket_distance(other, shape))]
         near = list(dict.fromkeys(near))
-        counter = TileCounter(job.request.problem, shape)
-        carried = carried_over(self.times, shape, lambda config, at: self._estimate_ms(config, at, shape, counter))
+        carried = carried_over(self.times, shape, self._estimate_ms)
         # Turn by turn, so that neither source crowds the other out.
         mixed = [config for pair in zip(near[:NEAR_WINNERS], carried, strict=False) for config in pair]
         wanted = dict.fromkeys([job.default, *mixed, *near[:NEAR_WINNERS], *carried, *self.plan.seeds])
@@ -258,20 +256,21 @@ class SpecRun:
                 found.append(config)
         return found
 
-    def _estimate_ms(
-        self, config: KernelConfig, at: ProblemShape, shape: ProblemShape, counter: TileCounter
-    ) -> float | None:
-        job = self.job
-        guess = estimate(
-            job.family,
-            job.spec,
-            config,
-            arch=job.request.arch,
-            gpu=job.gpu,
-            shape=at,
-            tiles=counter if at == shape else self.plan.tiles_of(at),
-        )
-        return guess.ms if guess is not None else None
+    def _estimate_ms(self, config: KernelConfig, at: ProblemShape) -> float | None:
+        """The cost model's milliseconds, computed once."""
+        job, key = self.job, (config, at)
+        if key not in self._estimates:
+            guess = estimate(
+                job.family,
+                job.spec,
+                config,
+                arch=job.request.arch,
+                gpu=job.gpu,
+                shape=at,
+                tiles=self.plan.tiles_of(at),
+            )
+            self._estimates[key] = guess.ms if guess is not None else None
+        return self._estimates[key]
 
     def _trial(self, shape: ProblemShape, config: KernelConfig, timed: Timed) -> Trial:
         job = self.job

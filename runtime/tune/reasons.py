@@ -25,26 +25,27 @@ WAVES, VISITED, PROLOGUE = 0.03, 0.03, 0.02
 class Facts:
     """What one config makes of one call.
 
-    `tiles` blocks of `B_r` rows; `waves` of them on all SMs; `idle` is the part of the last wave's and all other SM
-    time that no tile fills, where tiles are equal; `visited` tiles of `B_c` keys a block on average, and `surplus`, the
-    scores computed over those visible, less one; `prologue`, the share of a block's time before and after its main
-    loop, None where no model tells.
+    `tiles` blocks of `B_r` rows; `waves` of them on all SMs; `idle` is the part of the SMs' time in whole waves that no
+    tile fills, None where a mask makes tiles unequal; `visited` tiles of `B_c` keys a block on average, and `surplus`,
+    the scores computed over those visible, less one; `prologue`, the share of a block's time before and after its main
+    loop, None where no model tells; `persistent` says that a block does more than one tile of rows.
     """
 
     B_r: int
     B_c: int
     tiles: int
     waves: float
-    idle: float
+    idle: float | None
     visited: float
     surplus: float
     prologue: float | None
     persistent: bool
 
     def __str__(self) -> str:
+        idle = "" if self.idle is None else f" ({100 * self.idle:.0f} % idle)"
         prologue = "" if self.prologue is None else f", {100 * self.prologue:.0f} % prologue"
         return (
-            f"{self.tiles} tiles of {self.B_r} rows in {self.waves:.1f} waves ({100 * self.idle:.0f} % idle),"
+            f"{self.tiles} tiles of {self.B_r} rows in {self.waves:.1f} waves{idle},"
             f" {self.visited:.1f} tiles of {self.B_c} keys each ({100 * self.surplus:.0f} % beyond what is"
             f" visible){prologue}"
         )
@@ -87,7 +88,7 @@ def facts_of(
         B_c=B_c,
         tiles=count,
         waves=waves,
-        idle=1 - waves / -(-count // slots),
+        idle=1 - waves / -(-count // slots) if max(visits) == min(visits) else None,
         visited=mean,
         surplus=max(0.0, scores / visible - 1),
         prologue=prologue,
@@ -120,15 +121,14 @@ def _differences(winner: Facts, other: Facts) -> list[str]:
     """What the other has more or less of, the largest difference first."""
     found: list[tuple[float, str]] = []
 
-    def add(name: str, mine: float, theirs: float, least: float) -> None:
-        if abs(theirs - mine) >= least:
+    def add(name: str, mine: float | None, theirs: float | None, least: float) -> None:
+        if mine is not None and theirs is not None and abs(theirs - mine) >= least:
             word = "more" if theirs > mine else "less"
             found.append((abs(theirs - mine), f"{word} {name} ({100 * theirs:.0f} % against {100 * mine:.0f} %)"))
 
     add("idle time in its waves", winner.idle, other.idle, WAVES)
     add("scores beyond the visible", winner.surplus, other.surplus, VISITED)
-    if winner.prologue is not None and other.prologue is not None:
-        add("prologue", winner.prologue, other.prologue, PROLOGUE)
+    add("prologue", winner.prologue, other.prologue, PROLOGUE)
     words = [text for _, text in sorted(found, reverse=True)]
     if winner.tiles != other.tiles:
         words.append(f"{other.tiles} tiles of rows")

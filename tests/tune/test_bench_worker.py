@@ -120,6 +120,12 @@ def test_one_child_serves_many_problems_and_holds_one_at_a_time(monkeypatch):
         def verify(self, config):
             return {"outcome": "ok", "message": str(self.problem.head_dim)}
 
+        def time(self, config, shape, best_ms, effort):
+            return {"outcome": f"{config == DEFAULT} {shape} {best_ms} {effort}"}
+
+        def final(self, configs, shape, *, effort, keep, baseline):
+            return {"times": [{"outcome": f"{shape} {effort} {keep} {baseline}"} for _ in configs]}
+
         def tidy(self, effort):
             pass
 
@@ -132,12 +138,17 @@ def test_one_child_serves_many_problems_and_holds_one_at_a_time(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     handle = bench_worker.bench_handler("cuda:0")
 
-    def ask(head_dim):
-        problem = json.loads(json.dumps(TuneProblem(head_dim=head_dim).to_dict()))
-        about = {"problem": problem, "family": FAMILY.name, "effort": "quick"}
-        return handle({"do": "verify", "config": DEFAULT.to_dict(), **about})["message"]
+    class Child:
+        def request(self, message, *, timeout):
+            return handle(json.loads(json.dumps(message)))
 
-    assert [ask(dim) for dim in (64, 64, 128, 64)] == ["64", "64", "128", "64"]
+    requests = {dim: TuneRequest(problem=TuneProblem(head_dim=dim), shapes=(SHAPE,), arch=ARCH) for dim in (64, 128)}
+    first = WorkerBench(requests[64], FAMILY, effort="quick", worker=Child())
+    benches = {64: first, 128: first.of(requests[128], FAMILY)}
+    assert [benches[dim].verify(DEFAULT).message for dim in (64, 64, 128, 64)] == ["64", "64", "128", "64"]
+    assert first.time(DEFAULT, SHAPE, best_ms=1.5).outcome == f"True {SHAPE} 1.5 quick"
+    final = first.final(list(SPACE[:2]), SHAPE, keep=[SPACE[1]], baseline=False)
+    assert [timed.outcome for timed in final.times.values()] == [f"{SHAPE} quick [1] False"] * 2
     assert [worker.problem.head_dim for worker in made] == [64, 128, 64]
     assert [worker.cleared for worker in made] == [1, 1, 0]
 
