@@ -99,6 +99,11 @@ class CudaBackend:
     def is_loaded(self, spec: AttentionSpec, config: KernelConfig, family: Family, device: int) -> bool:
         return (spec, config, family.name, device) in self._kernels
 
+    @property
+    def loaded(self) -> int:
+        """How many kernels are loaded."""
+        return len(self._kernels)
+
     def unload(self) -> None:
         """Frees every kernel that was loaded; none may be running, or be part of a graph that will run again."""
         while self._kernels:

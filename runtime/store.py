@@ -4,8 +4,9 @@
 1. the class: the same spec; without its score function; without its mask too; the other 16-bit dtype; the latter
    without mask and score;
 2. the device: this GPU; another GPU of the architecture, or the architecture as such;
-3. the distance of the bucket: the sum of |log2| ratios of seqlen_q, seqlen_k and batch * nheads, in octaves, plus
-   `STALE_OCTAVES` for a record of other templates, NVRTC or driver and `PREDICTED_OCTAVES` for a predicted one;
+3. the distance of the bucket: the sum of |log2| ratios of seqlen_q, seqlen_k and batch * nheads, in octaves, and
+   `RATIO_WEIGHT` of that of nheads / nheads_k, plus `STALE_OCTAVES` for a record of other templates, NVRTC or driver
+   and `PREDICTED_OCTAVES` for a predicted one;
 4. the user's file before the packaged one.
 A record whose config the family no longer accepts, or whose kernel breaks the build gate for this spec, is passed over;
 so is one tuned at lengths more than `REACH_OCTAVES` shorter than the call's.
@@ -55,6 +56,9 @@ Source = Literal["user", "packaged", "nearest", "default"]
 
 #: A call belongs to a bucket if each of its three sizes is within this factor of two of the bucket's.
 BUCKET_OCTAVES = 0.5
+#: An octave of nheads / nheads_k counts as this much of one of a length: a kernel's work does not depend on it, only
+#: how much of K and V comes from the L2 cache. A record of ratio 4 is in the bucket of a call of 1, one of 8 near it.
+RATIO_WEIGHT = 0.25
 STALE_OCTAVES = 0.5
 PREDICTED_OCTAVES = 1.0
 #: Winners at short lengths are chosen by what surrounds the main loop, which long lengths hardly see: beyond this many
@@ -176,7 +180,10 @@ def nearest_records(
 
 
 def bucket_distance(one: ProblemShape, other: ProblemShape) -> float:
-    """How far two shapes are apart: the sum of |log2| ratios of seqlen_q, seqlen_k and batch * nheads."""
+    """How far two shapes are apart: the sum of |log2| ratios of seqlen_q, seqlen_k and batch * nheads.
+
+    That of nheads / nheads_k counts `RATIO_WEIGHT`.
+    """
     return sum(_octaves(one, other))
 
 
@@ -201,14 +208,14 @@ def stale_reason(record: Record, current: Provenance) -> str:
     return ", ".join(f"other {name}" for name, old, new in pairs if old and new and old != new)
 
 
-def _octaves(one: ProblemShape, other: ProblemShape) -> tuple[float, float, float]:
+def _octaves(one: ProblemShape, other: ProblemShape) -> tuple[float, ...]:
     pairs = (
         (one.seqlen_q, other.seqlen_q),
         (one.seqlen_k, other.seqlen_k),
         (one.batch * one.nheads, other.batch * other.nheads),
     )
-    first, second, third = (abs(math.log2(max(a, 1) / max(b, 1))) for a, b in pairs)
-    return first, second, third
+    ratio = RATIO_WEIGHT * abs(math.log2(max(one.gqa_ratio, 1) / max(other.gqa_ratio, 1)))
+    return (*(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in pairs), ratio)
 
 
 def _class_levels(key: SpecClass) -> Iterator[SpecClass]:

@@ -112,6 +112,8 @@ class Record:
     config's time in the same run, 0 where it could not run or was wrong. `baseline` is (name, ms) of
     the fastest torch back end in the same run, or None. `ties` are configs within the noise of the winner; `tie_rule`
     says why this one was taken. `compiled` counts the configs that a prediction chose among, 0 where unknown.
+    `runner_up` is the next fastest right config and its ms in the same rounds, or None; `why` sets the winner's tiles,
+    waves and prologue against the runner-up's in words, "" where nobody asked.
     """
 
     spec_class: SpecClass
@@ -129,6 +131,8 @@ class Record:
     ties: tuple[ConfigDict, ...] = ()
     tie_rule: str = ""
     compiled: int = 0
+    runner_up: tuple[ConfigDict, float] | None = None
+    why: str = ""
 
     @property
     def key(self) -> tuple[SpecClass, ProblemShape]:
@@ -156,6 +160,10 @@ class Record:
             data["tie_rule"] = self.tie_rule
         if self.compiled:
             data["compiled"] = self.compiled
+        if self.runner_up is not None:
+            data["runner_up"] = {"config": dict(self.runner_up[0]), "median_ms": _round(self.runner_up[1], 6)}
+        if self.why:
+            data["why"] = self.why
         data["device"] = self.device.to_dict()
         data["provenance"] = self.provenance.to_dict()
         return data
@@ -178,6 +186,8 @@ def record_from_dict(data: Any, *, where: str) -> Record:
         ties=_ties(reader.take("ties", []), f"{where}: ties"),
         tie_rule=reader.text("tie_rule", ""),
         compiled=reader.integer("compiled", default=0),
+        runner_up=_runner_up(reader, where),
+        why=reader.text("why", ""),
         device=_device(reader.child("device")),
         provenance=_provenance(reader.child("provenance")),
     )
@@ -287,6 +297,16 @@ def _baseline(reader: _Reader, where: str) -> tuple[str, float] | None:
         return None
     child = _Reader(data, f"{where}: baseline")
     result = child.text("name"), child.number("median_ms", positive=True)
+    child.finish()
+    return result
+
+
+def _runner_up(reader: _Reader, where: str) -> tuple[ConfigDict, float] | None:
+    data = reader.take("runner_up", None)
+    if data is None:
+        return None
+    child = _Reader(data, f"{where}: runner_up")
+    result = _config(child.take("config"), f"{where}: runner_up"), child.number("median_ms", positive=True)
     child.finish()
     return result
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +25,8 @@ MAX_CALLS_PER_GRAPH = 512
 #: Input sets that rotate hold this many times the L2 cache together.
 L2_FACTOR = 3
 MIN_SAMPLES = 3
+#: Rounds after which a race drops the slow.
+RACE_SAMPLES = 3
 #: Clock cycles of the spin kernel in front of events: about 100 us.
 LEAD_CYCLES = 200_000
 
@@ -73,15 +75,20 @@ def time_callable(
     budget_ms: float = 200.0,
     min_samples: int = 7,
     max_samples: int = 100,
+    race_ms: float = math.inf,
     stopwatch: Stopwatch | None = None,
 ) -> Timing:
-    """The time of one call. See `time_interleaved`, which this is for one name."""
+    """The time of one call. See `time_interleaved`, which this is for one name.
+
+    One slower than `race_ms` is left after `RACE_SAMPLES` samples.
+    """
     return time_interleaved(
         {"call": call},
         sets=sets,
         budget_ms=budget_ms,
         min_samples=min_samples,
         max_samples=max_samples,
+        race_ms=race_ms,
         stopwatch=stopwatch,
     )["call"]
 
@@ -93,6 +100,9 @@ def time_interleaved(
     budget_ms: float = 200.0,
     min_samples: int = 7,
     max_samples: int = 100,
+    race: float = math.inf,
+    race_ms: float = math.inf,
+    keep: Collection[str] = (),
     seed: int = 0,
     stopwatch: Stopwatch | None = None,
 ) -> dict[str, Timing]:
@@ -100,7 +110,8 @@ def time_interleaved(
 
     So a drift of clocks or temperature meets all alike. `sets` is how many input sets `call(i)` knows (0 <= i < sets),
     for all or by name. Samples are taken until each name has had `budget_ms`, at least `min_samples` and at most
-    `max_samples`. Raises TuneError where a name gives no positive samples.
+    `max_samples`. After `RACE_SAMPLES` rounds a name that takes over `race` times the fastest one's median, or over
+    `race_ms`, takes part no longer; those in `keep` always do. Raises TuneError where a name gives no positive samples.
     """
     watch = stopwatch if stopwatch is not None else CudaStopwatch()
     samplers: dict[str, Callable[[], float]] = {}
@@ -115,12 +126,22 @@ def time_interleaved(
     order = list(calls)
     shuffle = random.Random(seed).shuffle
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
+    for turn in range(rounds):
+        if turn == RACE_SAMPLES:
+            order = _still_racing(samples, race, race_ms, keep)
         shuffle(order)
         for name in order:
             samples[name].append(samplers[name]())
     clock = watch.sm_clock_mhz()
     return {name: summarise(samples[name], methods[name], sm_clock_mhz=clock, name=name) for name in calls}
+
+
+def _still_racing(
+    samples: Mapping[str, Sequence[float]], race: float, race_ms: float, keep: Collection[str]
+) -> list[str]:
+    medians = {name: statistics.median(taken) for name, taken in samples.items()}
+    limit = min(race_ms, race * min((ms for ms in medians.values() if ms > 0), default=math.inf))
+    return [name for name, ms in medians.items() if ms <= limit or name in keep]
 
 
 def summarise(samples: Sequence[float], method: str, *, sm_clock_mhz: int = 0, name: str = "call") -> Timing:

@@ -60,6 +60,9 @@ class FakePool:
         self.outcomes = dict(outcomes or {})
         self.results: dict[KernelConfig, Compiled] = {}
 
+    def submit(self, configs: Sequence[KernelConfig]) -> None:
+        pass
+
     def compile(self, configs: Sequence[KernelConfig]) -> Any:
         for config in configs:
             smem = FAMILY.resources(SPEC, config).smem_bytes
@@ -102,12 +105,22 @@ class FakeBench:
         self.verified.append(config)
         return Timed("wrong", message="invented") if config in self.wrong else Timed("ok")
 
-    def final(self, configs: Sequence[KernelConfig], shape: ProblemShape) -> Final:
+    def final(
+        self,
+        configs: Sequence[KernelConfig],
+        shape: ProblemShape,
+        *,
+        keep: Sequence[KernelConfig] = (),
+        baseline: bool = True,
+    ) -> Final:
         rounds = [{config: self._one(config) for config in configs} for _ in range(15)]
         times = {}
         for config in configs:
             times[config] = self._median([one[config] for one in rounds])
-        return Final(times, ("sdpa-flash", 2.0))
+        return Final(times, ("sdpa-flash", 2.0) if baseline else None)
+
+    def of(self, request: Any, family: Any) -> FakeBench:
+        return self
 
     def close(self) -> None:
         pass
@@ -141,6 +154,8 @@ def record(
         baseline=("sdpa-flash", 1.4),
         ties=(DEFAULT.to_dict(),),
         tie_rule="fastest",
+        runner_up=(DEFAULT.to_dict(), 1.375),
+        why="128 tiles of 128 rows in 1.0 waves",
     )
     return replace(plain, **changes)
 
@@ -202,7 +217,7 @@ def missing_compiler_handler(spec: dict[str, Any], arch: str, family: str, run_h
     return handle
 
 
-def bench_handler(problem: dict[str, Any], family: str, device: str) -> Any:
+def bench_handler(device: str) -> Any:
     """A GPU worker for tests: the first five configs of the space are good, wild, hung, refused and poisonous."""
     from flashsmith.generator.errors import LaunchError
     from flashsmith.runtime.tune.worker import ContextLost

@@ -196,15 +196,24 @@ def problem_from(
 
 
 def shape_from(
-    seqlen: str, *, head_dim: int, seqlen_k: str = "0", batch: int = 0, nheads: int = 0, nheads_k: int = 0
+    seqlen: str,
+    *,
+    head_dim: int,
+    seqlen_k: str = "0",
+    batch: int = 0,
+    nheads: int = 0,
+    nheads_k: int = 0,
+    gqa_ratio: int = 0,
 ) -> ProblemShape:
-    """The sizes of one call, the usual benchmark's where an option is 0."""
+    """The sizes of one call, the usual benchmark's where an option is 0; `gqa_ratio` is nheads / nheads_k."""
     from ..tensors import check_limits
     from ..tune.request import usual_shape
 
     for name, value in (("--batch", batch), ("--nheads", nheads), ("--nheads-k", nheads_k)):
         if value < 0:
             raise SpecError(f"{name} must be 0 (the usual) or positive, but got {value}.")
+    if gqa_ratio and nheads % gqa_ratio:
+        raise SpecError(f"--nheads must be a multiple of each ratio of --gqa, but got {nheads} and {gqa_ratio}.")
     shape = usual_shape(
         parse_length(seqlen, name="--seqlen"),
         head_dim=head_dim,
@@ -212,6 +221,7 @@ def shape_from(
         batch=batch,
         nheads=nheads,
         nheads_k=nheads_k,
+        gqa_ratio=gqa_ratio,
     )
     check_limits(shape)
     return shape

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "flashsmith show",
     "flashsmith show --arch sm_90 --head-dim 128",
+    "flashsmith show -d 128 --why                          (why each length got its config)",
     "flashsmith show --call -d 128 --causal --seqlen 4k --arch sm_90",
     "flashsmith show --restamp tuned_configs/sm_90/nvidia-h200/forward_sm80.yaml",
 )
@@ -48,6 +49,7 @@ def command(
         Path | None,
         typer.Option("--restamp", help="A tuned file: records whose kernel is still the same become up to date."),
     ] = None,
+    why: Annotated[bool, typer.Option("--why", help="Say of each record why its config won.")] = False,
     seqlen: o.SeqlenQ = "4k",
     seqlen_k: o.SeqlenK = "0",
     batch: o.Batch = 0,
@@ -89,11 +91,11 @@ def command(
         console().print("No tuned configs. `flashsmith tune` makes some; calls use the defaults until then.")
         return
     for source, path in dict.fromkeys((source, path) for source, path, _ in found):
-        _show_file(source, path, [record for _, other, record in found if other == path])
+        _show_file(source, path, [record for _, other, record in found if other == path], why=why)
 
 
-def _show_file(source: str, path: Path, records: Sequence[Record]) -> None:
-    """A table of one file's records, and why some of them cannot be used."""
+def _show_file(source: str, path: Path, records: Sequence[Record], *, why: bool) -> None:
+    """A table of one file's records, if asked `why` each won, and why some of them cannot be used."""
     out = console()
     faults = [_fault(record, path) for record in records]
     rows = [
@@ -110,9 +112,23 @@ def _show_file(source: str, path: Path, records: Sequence[Record]) -> None:
     title = f"{path.stem} on {path.parent.name} ({path.parent.parent.name}), {source}"
     columns = ("problem", "bucket", "ms", "TFLOP/s", "status", "config")
     out.print(table(columns, rows, title=title, right=("ms", "TFLOP/s")))
+    for record in records if why else ():
+        problem = short_problem(record.problem, record.values, op=False)
+        out.print(f"{problem} at {record.bucket}: {_reasons(record)}", markup=False)
     for record, fault in zip(records, faults, strict=True):
         if fault:
             out.print(f"INVALID: {record.problem} at {record.bucket}: {fault}", markup=False)
+
+
+def _reasons(record: Record) -> str:
+    """Why the record's config won: the runner-up, the rule, and what sets the two apart."""
+    parts = [record.tie_rule or "no rule was recorded"]
+    if record.runner_up is not None:
+        config, ms = record.runner_up
+        parts.append(f"runner-up {short_config(config)} with {ms:.4f} ms")
+    if record.default_ms:
+        parts.append(f"default {record.default_ms:.4f} ms")
+    return "; ".join(parts) + f". {record.why}".rstrip()
 
 
 def _fault(record: Record, path: Path) -> str:
@@ -168,6 +184,7 @@ def _show_call(problem: Any, shape: Any, arch: str, gpu: str, family_name: str, 
             f" {record.status}, proved on {record.verified or 'nothing'}",
             markup=False,
         )
+        out.print(f"why     {_reasons(record)}", markup=False)
 
 
 def _restamp(path: Path, mask_mod: str, score_mod: str, *, as_json: bool) -> None:

@@ -14,15 +14,18 @@ from .naming import short_config, short_problem
 from .output import console, error_console, print_json, table
 
 if TYPE_CHECKING:
-    from ..tune.request import ProgressFunction, TuneResult
+    from ..store import Record
+    from ..tune.request import BucketResult, ProgressFunction, TuneResult
 
 EXAMPLES = (
     "flashsmith tune --head-dim 128 --causal --dtype bf16 --seqlens 1k,4k,16k",
     "flashsmith tune -d 64 --causal --seqlens 1k,4k --arch sm_80        (no GPU: a prediction)",
     "flashsmith tune -d 128 --seqlens 4k --exhaustive --log d128.jsonl  (times every valid config once)",
+    "flashsmith tune -d 64,128,192/128 --masks none,causal,window:1024,0 --gqa 1,4,8 --seqlens 512,2k,8k --budget 300",
 )
-#: A whole run on a GPU, unless said otherwise or exhaustive.
+#: A whole run on a GPU, unless said otherwise or exhaustive: of one problem, and for each of many.
 BUDGET_SECONDS = 60.0
+BUDGET_SECONDS_EACH = 20.0
 #: Options that only a measurement, and that only a prediction, looks at.
 _MEASURING = ("budget", "trials", "exhaustive")
 _PREDICTING = ("gpu_name", "max_compile", "prove")
@@ -31,7 +34,15 @@ _PHASES = {"compile": "compiling", "time": "timing", "prove": "proving", "final"
 
 def command(
     ctx: typer.Context,
-    head_dim: o.HeadDim = 128,
+    head_dim: Annotated[
+        list[str],
+        typer.Option(
+            "--head-dim",
+            "-d",
+            help="Head dims, multiples of 8 up to 256: one, or a list such as 64,128,192/128 (of Q and K / of V); may"
+            " be repeated.",
+        ),
+    ] = ["128"],  # noqa: B006 - nobody changes it
     head_dim_v: o.HeadDimV = 0,
     dtype: o.DType = "bf16",
     causal: o.Causal = False,
@@ -45,6 +56,10 @@ def command(
     batch: o.Batch = 0,
     nheads: o.NHeads = 0,
     nheads_k: o.NHeadsK = 0,
+    masks: Annotated[
+        str, typer.Option("--masks", help="Several masks: a list of none, causal and window:LEFT,RIGHT.")
+    ] = "",
+    gqa: Annotated[str, typer.Option("--gqa", help="Ratios nheads / nheads_k to tune for, such as 1,4,8.")] = "",
     arch: o.ArchName = "",
     family: o.FamilyName = "",
     device: Annotated[
@@ -53,7 +68,10 @@ def command(
     predict: Annotated[bool, typer.Option("--predict", help="Predict for --arch though there is a GPU.")] = False,
     gpu_name: Annotated[str, typer.Option("--gpu", help="With a prediction: the GPU model, as torch names it.")] = "",
     budget: Annotated[
-        float | None, typer.Option("--budget", help="Seconds for the whole run on a GPU; 0: no limit; default: 60.")
+        float | None,
+        typer.Option(
+            "--budget", help="Seconds for the whole run on a GPU; 0: no limit; default: 60, of many problems 20 each."
+        ),
     ] = None,
     trials: Annotated[int, typer.Option("--trials", help="Timed configs per length at most.", min=1)] = 60,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Time every valid config once.")] = False,
@@ -77,57 +95,87 @@ def command(
     from ...generator.errors import UsageError
     from ..tune.request import TuneRequest
     from ..tune.study import tune
+    from . import tune_many as many
 
     index, info = (0, None) if predict else o.tuning_gpu(device, arch)
     the_arch = o.arch_of(arch) if arch or info is None else arch_from_cc(info.cc)
     _warn_of_ignored(ctx, predicting=info is None)
-    shapes = tuple(
-        o.shape_from(str(length), head_dim=head_dim, seqlen_k=seqlen_k, batch=batch, nheads=nheads, nheads_k=nheads_k)
-        for length in o.parse_lengths(seqlens)
+    problems = many.problems_from(
+        head_dims=head_dim,
+        masks=masks,
+        head_dim_v=head_dim_v,
+        dtype=dtype,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        alibi=alibi,
+        mask_mod=mask_mod,
+        score_mod=score_mod,
     )
+    ratios = many.parse_ratios(gqa, nheads_k=nheads_k)
+    together = info is not None and (len(problems) > 1 or len(ratios) > 1)
     if budget is not None and not budget >= 0:
         raise UsageError(f"--budget must be a number of seconds >= 0, but got {budget}.")
-    seconds = (math.inf if exhaustive else BUDGET_SECONDS) if budget is None else budget or math.inf
-    request = TuneRequest(
-        problem=o.problem_from(
-            head_dim=head_dim,
-            head_dim_v=head_dim_v,
-            dtype=dtype,
-            causal=causal,
-            window=window,
-            softcap=softcap,
-            alibi=alibi,
-            mask_mod=mask_mod,
-            score_mod=score_mod,
-        ),
-        shapes=shapes,
-        arch=the_arch,
-        gpu=f"cuda:{index}" if info is not None else "",
-        gpu_name=gpu_name or None,
-        family=o.check_family(family) or None,
-        budget_s=seconds,
-        trials=trials,
-        seed=seed,
-        exhaustive=exhaustive,
-        max_compile=max_compile,
-        prove=prove,
-        jobs=jobs,
-        root=o.folder(out),
-        log=o.folder(log),
-        resume=resume,
-    )
-    with progress_bar(quiet=as_json) as progress:
-        result = tune(request, progress=progress)
+    if together and exhaustive:
+        raise UsageError("--exhaustive times one problem at one ratio of heads. Name one head dim, mask and ratio.")
+    usual = BUDGET_SECONDS_EACH * len(problems) if together else BUDGET_SECONDS
+    seconds = (math.inf if exhaustive else usual) if budget is None else budget or math.inf
+    requests = [
+        TuneRequest(
+            problem=problem,
+            shapes=tuple(
+                o.shape_from(
+                    str(length),
+                    head_dim=problem.head_dim,
+                    seqlen_k=seqlen_k,
+                    batch=batch,
+                    nheads=nheads,
+                    nheads_k=nheads_k,
+                    gqa_ratio=ratio,
+                )
+                for ratio in ratios
+                for length in o.parse_lengths(seqlens)
+            ),
+            arch=the_arch,
+            gpu=f"cuda:{index}" if info is not None else "",
+            gpu_name=gpu_name or None,
+            family=o.check_family(family) or None,
+            budget_s=seconds,
+            trials=trials,
+            seed=seed,
+            exhaustive=exhaustive,
+            max_compile=max_compile,
+            prove=prove,
+            jobs=jobs,
+            root=o.folder(out),
+            log=o.folder(log),
+            resume=resume,
+        )
+        for problem in problems
+    ]
+    if together:
+        explore = trials if _was_given(ctx, "trials") else None
+        many.tune_together(requests, budget_s=seconds, explore=explore, as_json=as_json)
+        return
+    results = []
+    for request in requests:
+        with progress_bar(quiet=as_json) as progress:
+            results.append(tune(request, progress=progress))
+        if not as_json:
+            show(results[-1])
     if as_json:
-        print_json(to_dict(result))
-    else:
-        show(result)
+        rows = [to_dict(result) for result in results]
+        print_json(rows[0] if len(rows) == 1 else {"runs": rows})
+
+
+def _was_given(ctx: typer.Context, name: str) -> bool:
+    return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def _warn_of_ignored(ctx: typer.Context, *, predicting: bool) -> None:
     """Says which of the options given do nothing."""
     names = _MEASURING if predicting else _PREDICTING
-    given = [name for name in names if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    given = [name for name in names if _was_given(ctx, name)]
     if given:
         words = ", ".join(f"--{name.replace('_name', '').replace('_', '-')}" for name in given)
         what = "a prediction, which times nothing" if predicting else "a measurement on a GPU"
@@ -169,15 +217,17 @@ def to_dict(result: TuneResult) -> dict[str, Any]:
         "outcomes": dict(result.outcomes),
         "seconds": round(result.seconds, 2),
         "notes": list(result.notes),
-        "buckets": [
-            {
-                "note": bucket.note,
-                "trials": len(bucket.trials),
-                "seconds": round(bucket.seconds, 2),
-                **bucket.record.to_dict(),
-            }
-            for bucket in result.buckets
-        ],
+        "buckets": [bucket_dict(bucket) for bucket in result.buckets],
+    }
+
+
+def bucket_dict(bucket: BucketResult) -> dict[str, Any]:
+    """One tuned bucket as plain data."""
+    return {
+        "note": bucket.note,
+        "trials": len(bucket.trials),
+        "seconds": round(bucket.seconds, 2),
+        **bucket.record.to_dict(),
     }
 
 
@@ -185,25 +235,7 @@ def show(result: TuneResult) -> None:
     """Prints the table of winners and where they are."""
     out = console()
     measured = result.status == "measured"
-    rows = []
-    for bucket in result.buckets:
-        record = bucket.record
-        time = record.time
-        spread = f" ±{50 * time.spread:.1f}%" if measured else ""
-        baseline = "-"
-        if record.baseline is not None:
-            baseline = f"{record.baseline[1] / time.median_ms:.2f}x {record.baseline[0]}"
-        rows.append(
-            (
-                record.bucket,
-                f"{time.median_ms:.4f}{spread}",
-                f"{time.tflops:.0f}",
-                f"{record.default_ms / time.median_ms:.3f}x" if record.default_ms else "-",
-                *((baseline,) if measured else ()),
-                record.verified or "not proved",
-                short_config(record.config),
-            )
-        )
+    rows = [bucket_row(bucket.record) for bucket in result.buckets]
     against = ("vs torch",) if measured else ()
     columns = ("bucket", "ms", "TFLOP/s", "vs default", *against, "proved on", "config")
     words = "measured" if measured else "predicted by the cost model, not measured"
@@ -229,6 +261,23 @@ def show(result: TuneResult) -> None:
     else:
         out.print("Nothing was written: a prediction does not replace what was measured.")
     out.print(f"Trials:  {result.log}", markup=False)
+
+
+def bucket_row(record: Record) -> tuple[object, ...]:
+    """A record's row of the table: bucket, time, speed, against the default and (measured) torch, proof, config."""
+    time, measured = record.time, record.status == "measured"
+    baseline = "-"
+    if record.baseline is not None:
+        baseline = f"{record.baseline[1] / time.median_ms:.2f}x {record.baseline[0]}"
+    return (
+        record.bucket,
+        f"{time.median_ms:.4f}" + (f" ±{50 * time.spread:.1f}%" if measured else ""),
+        f"{time.tflops:.0f}",
+        f"{record.default_ms / time.median_ms:.3f}x" if record.default_ms else "-",
+        *((baseline,) if measured else ()),
+        record.verified or "not proved",
+        short_config(record.config),
+    )
 
 
 def _predicted_for(result: TuneResult) -> str:

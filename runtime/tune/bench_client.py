@@ -25,6 +25,7 @@ _CLASS_OF = {
     "ConfigError": "constraint",
     "BuildGateError": "spill",
     "CompileError": "compile",
+    "TuneError": "launch",  # no positive samples: it may not have run at all
 }
 
 
@@ -64,20 +65,44 @@ class Bench(Protocol):
     def identity(self) -> Identity: ...
     def time(self, config: KernelConfig, shape: ProblemShape, *, best_ms: float | None) -> Timed: ...
     def verify(self, config: KernelConfig) -> Timed: ...
-    def final(self, configs: Sequence[KernelConfig], shape: ProblemShape) -> Final: ...
+    def final(
+        self,
+        configs: Sequence[KernelConfig],
+        shape: ProblemShape,
+        *,
+        keep: Sequence[KernelConfig] = (),
+        baseline: bool = True,
+    ) -> Final: ...
+    def of(self, request: TuneRequest, family: Family) -> Bench: ...
     def close(self) -> None: ...
 
 
 class WorkerBench:
-    """A `Bench` in a child process; a candidate that ends it, or outlives its time limit, is classed and left."""
+    """A `Bench` in a child process; a candidate that ends it, or outlives its time limit, is classed and left.
 
-    def __init__(self, request: TuneRequest, family: Family, *, handler: str = HANDLER) -> None:
-        arguments = {"problem": request.problem.to_dict(), "family": family.name, "device": request.gpu}
-        self._worker = WorkerProcess(handler, arguments)
+    `of` gives benches of other problems on the same child. `effort` is one of `bench_worker.EFFORTS`.
+    """
+
+    def __init__(
+        self,
+        request: TuneRequest,
+        family: Family,
+        *,
+        handler: str = HANDLER,
+        effort: str = "standard",
+        worker: WorkerProcess | None = None,
+    ) -> None:
+        self._worker = worker or WorkerProcess(handler, {"device": request.gpu})
+        self._about = {"problem": request.problem.to_dict(), "family": family.name, "effort": effort}
         self._seconds = request.trial_seconds
+        self._effort = effort
+
+    def of(self, request: TuneRequest, family: Family) -> WorkerBench:
+        """A bench of another problem on the same child process."""
+        return WorkerBench(request, family, effort=self._effort, worker=self._worker)
 
     def identity(self) -> Identity:
-        reply = self._worker.request({"do": "identity"}, timeout=IDENTITY_SECONDS)
+        reply = self._worker.request({"do": "identity", **self._about}, timeout=IDENTITY_SECONDS)
         major, minor = reply["device"]["cc"]
         device = {**reply["device"], "cc": (major, minor)}
         return Identity(DeviceIdentity(**device), str(reply["driver"]), str(reply.get("load", "")))
@@ -90,23 +115,41 @@ class WorkerBench:
         """`outcome` "ok" if the config is right on every verification shape."""
         return self._guarded({"do": "verify", "config": config.to_dict()}, max(self._seconds, 60.0))
 
-    def final(self, configs: Sequence[KernelConfig], shape: ProblemShape) -> Final:
-        message = {"do": "final", "configs": [c.to_dict() for c in configs], "shape": shape.to_dict()}
+    def final(
+        self,
+        configs: Sequence[KernelConfig],
+        shape: ProblemShape,
+        *,
+        keep: Sequence[KernelConfig] = (),
+        baseline: bool = True,
+    ) -> Final:
+        """Interleaved times, and those of torch's back ends if `baseline`.
+
+        Where effort is quick a config that is clearly slower is left, unless it is in `keep`.
+        """
+        message = {
+            "do": "final",
+            **self._about,
+            "configs": [config.to_dict() for config in configs],
+            "shape": shape.to_dict(),
+            "keep": [place for place, config in enumerate(configs) if config in keep],
+            "baseline": baseline,
+        }
         try:
             reply = self._worker.request(message, timeout=FINAL_SECONDS + self._seconds)
         except (WorkerCrashed, WorkerTimeout, WorkerFailed) as error:
             logger.warning("The interleaved final failed: %s", error)
             return Final({}, None, f"no interleaved final: {error}")
         times = {config: Timed(**row) for config, row in zip(configs, reply["times"], strict=True)}
-        baseline = reply.get("baseline")
-        return Final(times, (str(baseline[0]), float(baseline[1])) if baseline else None, str(reply.get("note", "")))
+        rival = reply.get("baseline")
+        return Final(times, (str(rival[0]), float(rival[1])) if rival else None, str(reply.get("note", "")))
 
     def close(self) -> None:
         self._worker.close()
 
     def _guarded(self, message: Mapping[str, Any], seconds: float) -> Timed:
         try:
-            return Timed(**self._worker.request(message, timeout=seconds))
+            return Timed(**self._worker.request({**self._about, **message}, timeout=seconds))
         except WorkerTimeout as error:
             return Timed("timeout", message=str(error))
         except WorkerCrashed as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...generator.errors import ConfigError, FlashsmithError, LaunchError
@@ -14,7 +16,7 @@ from ...generator.spec import ProblemShape
 from .. import driver
 from ..device import CudaBackend
 from ..launch import prepare
-from ..timing import Timing, sets_for_cold_l2, time_callable, time_interleaved
+from ..timing import RACE_SAMPLES, Timing, sets_for_cold_l2, time_callable, time_interleaved
 from ..verify import verify_config
 from .request import TuneProblem
 from .worker import ContextLost
@@ -24,14 +26,32 @@ if TYPE_CHECKING:
 
 #: A candidate slower than this many times the best is dropped after a few samples.
 RACE_FACTOR = 2.0
-RACE_SAMPLES = 3
-SEARCH_MS = 60.0
-FINAL_MS = 300.0
 MIN_SAMPLES = 7
 #: Memory in use by others, or a clock this far below the maximum while idle work runs, is worth a word.
 BUSY_BYTES = 1 << 30
 
+#: Kernels that stay loaded between two quick requests.
+MAX_LOADED = 24
+
 Call = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long a config is timed: GPU milliseconds in the search and in a final, the samples of a final at least, and
+    how many times slower than the fastest finalist one may be before it is left."""
+
+    search_ms: float
+    final_ms: float
+    final_samples: int
+    final_race: float
+
+
+#: "standard" for one problem, "quick" where hundreds of buckets share a run.
+EFFORTS = {
+    "standard": Effort(60.0, 300.0, 2 * MIN_SAMPLES, math.inf),
+    "quick": Effort(25.0, 60.0, MIN_SAMPLES, 1.15),
+}
 
 
 class Inputs:
@@ -100,16 +120,20 @@ class GpuWorker:
             load = f"other work holds {used / 2**30:.1f} GiB of this GPU; times may be too long"
         return {"device": device, "driver": info.driver_version, "load": load}
 
-    def time(self, config: KernelConfig, shape: ProblemShape, best_ms: float | None) -> dict[str, Any]:
+    def time(
+        self, config: KernelConfig, shape: ProblemShape, best_ms: float | None, effort: str = "standard"
+    ) -> dict[str, Any]:
         """The config's time; stopped after `RACE_SAMPLES` where it is `RACE_FACTOR` times slower than `best_ms`."""
         inputs = self._inputs_for(shape)
-        call = self._call(inputs, config)
-        sets = len(inputs.sets)
-        if best_ms is not None:
-            first = time_callable(call, sets=sets, budget_ms=0.0, min_samples=RACE_SAMPLES, max_samples=RACE_SAMPLES)
-            if first.median_ms > RACE_FACTOR * best_ms:
-                return _timed(first, raced=True)
-        return _timed(time_callable(call, sets=sets, budget_ms=SEARCH_MS, min_samples=MIN_SAMPLES))
+        race_ms = math.inf if best_ms is None else RACE_FACTOR * best_ms
+        timing = time_callable(
+            self._call(inputs, config),
+            sets=len(inputs.sets),
+            budget_ms=EFFORTS[effort].search_ms,
+            min_samples=MIN_SAMPLES,
+            race_ms=race_ms,
+        )
+        return _timed(timing, raced=timing.median_ms > race_ms)
 
     def verify(self, config: KernelConfig) -> dict[str, Any]:
         verdict = verify_config(
@@ -120,20 +144,44 @@ class GpuWorker:
         )
         return {"outcome": "ok" if verdict.ok else "wrong", "message": "" if verdict.ok else str(verdict)}
 
-    def final(self, configs: list[KernelConfig], shape: ProblemShape) -> dict[str, Any]:
-        """Interleaved times of `configs` and of torch's back ends, where those can do the problem."""
+    def final(
+        self,
+        configs: Sequence[KernelConfig],
+        shape: ProblemShape,
+        *,
+        effort: str = "standard",
+        keep: Sequence[int] = (),
+        baseline: bool = True,
+    ) -> dict[str, Any]:
+        """Interleaved times of `configs` and, if `baseline`, of torch's back ends, where those can do the problem.
+
+        Those at the positions `keep` stay to the end, however slow.
+        """
         inputs = self._inputs_for(shape)
         sets = len(inputs.sets)
         calls: dict[str, Call] = {str(i): self._call(inputs, config) for i, config in enumerate(configs)}
-        rivals = torch_calls(self._problem, inputs)
-        times = time_interleaved({**calls, **rivals}, sets=sets, budget_ms=FINAL_MS, min_samples=2 * MIN_SAMPLES)
+        rivals = torch_calls(self._problem, inputs) if baseline else {}
+        times = time_interleaved(
+            {**calls, **rivals},
+            sets=sets,
+            budget_ms=EFFORTS[effort].final_ms,
+            min_samples=EFFORTS[effort].final_samples,
+            race=EFFORTS[effort].final_race,
+            keep=[str(i) for i in keep],
+        )
         rival_times = {name: times[name].median_ms for name in rivals}
         fastest = min(rival_times, key=lambda name: rival_times[name], default=None)
+        found = [times[str(i)] for i in range(len(configs))]
         return {
-            "times": [_timed(times[str(i)]) for i in range(len(configs))],
+            "times": [_timed(timing, raced=timing.samples <= RACE_SAMPLES) for timing in found],
             "baseline": [fastest, rival_times[fastest]] if fastest is not None else None,
             "note": "",
         }
+
+    def tidy(self, effort: str) -> None:
+        """Unloads what need not stay: everything, or where requests are quick only what has become too much."""
+        if effort != "quick" or self._backend.loaded > MAX_LOADED:
+            self.clear()
 
     def clear(self) -> None:
         """Unloads every kernel, so that a long search stays small. Graphs that hold one go first."""
@@ -235,28 +283,54 @@ def sticky_errors_end() -> Iterator[None]:
         raise LaunchError(f"{type(error).__name__}: {error}") from None
 
 
-def bench_handler(problem: Mapping[str, Any], family: str, device: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The child's function. Messages: {"do": ..., "config" or "configs", "shape", "best_ms"}."""
+def bench_handler(device: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The child's function.
+
+    Messages: {"do": ..., "problem", "family", "effort", and as `do` needs "config" or "configs", "shape", "best_ms",
+    "keep", "baseline"}. One problem is held at a time.
+    """
     import torch
 
     the_device = torch.device(device)
     torch.cuda.set_device(the_device)
-    the_family = family_named(family)
-    worker = GpuWorker(TuneProblem.from_dict(problem), the_family, the_device)
+    gc.freeze()  # the modules loaded so far are no garbage: later collections need not look at them
+    held: dict[str, Any] = {"key": None, "worker": None}
+
+    def worker_of(message: Mapping[str, Any]) -> GpuWorker:
+        key = (message["problem"], message["family"])
+        if held["key"] != key:
+            if held["worker"] is not None:
+                held["worker"].clear()
+            held.update(key=key, worker=None)  # the old one's inputs go before the new one's come
+            problem = TuneProblem.from_dict(message["problem"])
+            held["worker"] = GpuWorker(problem, family_named(message["family"]), the_device)
+        worker: GpuWorker = held["worker"]
+        return worker
 
     def handle(message: dict[str, Any]) -> dict[str, Any]:
-        config_of = the_family.config_type.from_dict
         with sticky_errors_end():
-            if message["do"] == "identity":
-                return worker.identity()
+            worker = worker_of(message)
             try:
-                if message["do"] == "verify":
-                    return worker.verify(config_of(message["config"]))
-                shape = ProblemShape.from_dict(message["shape"])
-                if message["do"] == "time":
-                    return worker.time(config_of(message["config"]), shape, message["best_ms"])
-                return worker.final([config_of(config) for config in message["configs"]], shape)
+                return _answer(worker, message)
             finally:
-                worker.clear()
+                worker.tidy(message["effort"])
 
     return handle
+
+
+def _answer(worker: GpuWorker, message: Mapping[str, Any]) -> dict[str, Any]:
+    config_of = family_named(message["family"]).config_type.from_dict
+    if message["do"] == "identity":
+        return worker.identity()
+    if message["do"] == "verify":
+        return worker.verify(config_of(message["config"]))
+    shape = ProblemShape.from_dict(message["shape"])
+    if message["do"] == "time":
+        return worker.time(config_of(message["config"]), shape, message["best_ms"], message["effort"])
+    return worker.final(
+        [config_of(config) for config in message["configs"]],
+        shape,
+        effort=message["effort"],
+        keep=message["keep"],
+        baseline=message["baseline"],
+    )

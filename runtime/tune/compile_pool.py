@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,19 +138,25 @@ class CompilePool:
                 return
 
     def _one(self, worker: WorkerProcess, config: KernelConfig) -> Compiled:
-        try:
-            reply = worker.request({"config": config.to_dict()}, timeout=self._timeout)
-        except WorkerTimeout as error:
-            return Compiled(config, "timeout", message=str(error))
-        except WorkerCrashed as error:
-            return Compiled(config, "crash", message=str(error))
-        except WorkerFailed as error:
-            if error.kind == "MissingComponentError":
-                raise MissingComponentError(str(error)) from None
-            if error.kind in _FATAL:
-                raise TuneError(f"Candidates cannot be compiled: {error.kind}: {error}") from None
-            return Compiled(config, _class_of(error.kind), message=str(error))
-        return Compiled(config=config, **reply)
+        return compile_once(worker, config, {}, self._timeout)
+
+
+def compile_once(worker: WorkerProcess, config: KernelConfig, message: Mapping[str, Any], timeout: float) -> Compiled:
+    """What `worker` makes of one candidate. Raises what no other candidate would escape: MissingComponentError where
+    no compiler is, TuneError where the child cannot import what it needs."""
+    try:
+        reply = worker.request({**message, "config": config.to_dict()}, timeout=timeout)
+    except WorkerTimeout as error:
+        return Compiled(config, "timeout", message=str(error))
+    except WorkerCrashed as error:
+        return Compiled(config, "crash", message=str(error))
+    except WorkerFailed as error:
+        if error.kind == "MissingComponentError":
+            raise MissingComponentError(str(error)) from None
+        if error.kind in _FATAL:
+            raise TuneError(f"Candidates cannot be compiled: {error.kind}: {error}") from None
+        return Compiled(config, _class_of(error.kind), message=str(error))
+    return Compiled(config=config, **reply)
 
 
 def _class_of(kind: str) -> str:

@@ -37,12 +37,13 @@ class Finalist:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The winner, those tied with it, and the words that say why."""
+    """The winner, those tied with it, the words that say why, and the fastest of the others, None if there is none."""
 
     winner: Finalist
     ties: tuple[Finalist, ...]
     rule: str
     kept_default: bool
+    runner_up: Finalist | None = None
 
 
 def noise_between(one: Finalist, other: Finalist) -> float:
@@ -61,7 +62,9 @@ def decide(finalists: Sequence[Finalist], default: KernelConfig | None) -> Decis
         winner = min(tied, key=lambda f: (f.smem_bytes, f.registers, f.order))
         rule = "fastest" if len(tied) == 1 else "tied within the noise: least shared memory, then registers, then order"
     others = tuple(f for f in sorted(tied, key=lambda f: (f.ms_median, f.order)) if f is not winner)
-    return Decision(winner, others, rule, kept is not None)
+    rest = [f for f in finalists if f is not winner]
+    runner_up = min(rest, key=lambda f: (f.ms_median, f.order), default=None)
+    return Decision(winner, others, rule, kept is not None, runner_up)
 
 
 def _standard_error(finalist: Finalist) -> float:

@@ -134,10 +134,11 @@ class TrialLog:
         if _ends_midline(path):
             self._stream.write(b"\n")
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Appends `row`. A full disk is said once; the search goes on without its log."""
+    def write(self, *rows: Mapping[str, Any]) -> None:
+        """Appends `rows`. A full disk is said once; the search goes on without its log."""
         try:
-            self._stream.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+            for row in rows:
+                self._stream.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
             self._stream.flush()
             os.fsync(self._stream.fileno())
         except OSError as error:

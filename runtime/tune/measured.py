@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from ...generator.errors import TuneError
 from ...generator.families.base import KernelConfig
 from ...generator.spec import ProblemShape
-from .bench_client import Timed
+from ..store_schema import Record
+from .bench_client import Final, Timed
 from .compile_pool import Compiled
+from .finals import Decision
 from .job import Job
 from .leaders import final_decision, verified_leaders
 from .log import Trial
@@ -44,9 +46,16 @@ def tune_bucket(
     if not leaders:
         raise TuneError(
             f"A winner must match the reference, but none of {len(trials)} candidates for {job.spec} at {shape} did"
-            f" ({_summary(trials)}). Nothing was written; the trials are in {job.log.path}."
+            f" ({summary(trials)}). Nothing was written; the trials are in {job.log.path}."
         )
     decision, final = final_decision(job, shape, leaders, trials)
+    record = close_bucket(job, shape, decision, final, tiles)
+    seconds = time.monotonic() - started
+    return BucketResult(shape, decision.winner.config, record, tuple(trials), seconds, note=final.note)
+
+
+def close_bucket(job: Job, shape: ProblemShape, decision: Decision, final: Final, tiles: TileCounter) -> Record:
+    """The bucket's record, which is in the log when this returns."""
     record = measured_record(job, shape, decision, final, tiles)
     job.log.write(
         {
@@ -55,11 +64,10 @@ def tune_bucket(
             "config": decision.winner.config.to_dict(),
             "ms_median": decision.winner.ms_median,
             "rule": decision.rule,
+            "record": record.to_dict(),
         }
     )
-    return BucketResult(
-        shape, decision.winner.config, record, tuple(trials), time.monotonic() - started, note=final.note
-    )
+    return record
 
 
 def _search(
@@ -88,19 +96,27 @@ def _search(
     for trial in trials:
         search.tell(job.family.config_type.from_dict(trial.config), trial.ms_median)
     timed = sum(trial.outcome == "ok" for trial in trials)
+    size = max(BATCH, request.num_jobs)
+    upcoming: list[KernelConfig] = []
     # One batch is tried however little time there is.
     while timed < request.trials and (time.monotonic() < ends or not trials):
-        batch = search.ask_batch(min(max(BATCH, request.num_jobs), request.trials - timed))
+        batch = upcoming or search.ask_batch(min(size, request.trials - timed))
+        upcoming = []
         if not batch:
             break
-        for compiled in job.pool.compile(batch):
+        for place, compiled in enumerate(job.pool.compile(batch)):
             best = search.best
-            trial = _one_trial(job, shape, compiled, best[1] if best else None)
+            trial = one_trial(job, shape, compiled, best[1] if best else None)
             trials.append(trial)
             search.tell(compiled.config, trial.ms_median)
             timed += trial.outcome == "ok"
             best = search.best
             job.progress(Progress("time", timed, request.trials, shape, best[1] if best else None))
+            if place == len(batch) // 2:
+                # The next ones compile while the rest of these is timed.
+                rest = len(batch) - place - 1
+                upcoming = search.ask_batch(max(0, min(size, request.trials - timed - rest)))
+                job.pool.submit(upcoming)
 
 
 def _try_all(job: Job, shape: ProblemShape, trials: list[Trial], ends: float) -> None:
@@ -109,7 +125,7 @@ def _try_all(job: Job, shape: ProblemShape, trials: list[Trial], ends: float) ->
     best = min((trial.ms_median for trial in trials if trial.ms_median is not None), default=None)
     for compiled in job.pool.compile([config for config in rest if config not in job.poisoned]):
         # Nothing is raced: the log of an exhaustive run is the landscape itself.
-        trial = _one_trial(job, shape, compiled, None)
+        trial = one_trial(job, shape, compiled, None)
         trials.append(trial)
         if trial.ms_median is not None:
             best = min(best or trial.ms_median, trial.ms_median)
@@ -119,7 +135,7 @@ def _try_all(job: Job, shape: ProblemShape, trials: list[Trial], ends: float) ->
             break
 
 
-def _one_trial(job: Job, shape: ProblemShape, compiled: Compiled, best_ms: float | None) -> Trial:
+def one_trial(job: Job, shape: ProblemShape, compiled: Compiled, best_ms: float | None) -> Trial:
     """Times one compiled candidate, and logs what became of it before anything else happens."""
     if compiled.outcome == "ok":
         timed = job.bench.time(compiled.config, shape, best_ms=best_ms)
@@ -146,7 +162,8 @@ def _one_trial(job: Job, shape: ProblemShape, compiled: Compiled, best_ms: float
     return trial
 
 
-def _summary(trials: Sequence[Trial]) -> str:
+def summary(trials: Sequence[Trial]) -> str:
+    """How many trials there are of each class, in words."""
     counts: dict[str, int] = {}
     for trial in trials:
         counts[trial.outcome] = counts.get(trial.outcome, 0) + 1

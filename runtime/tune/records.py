@@ -10,13 +10,14 @@ from ...generator.errors import MissingComponentError
 from ...generator.families.base import KernelConfig
 from ...generator.spec import AttentionSpec, ProblemShape
 from ..store_schema import DeviceIdentity, Provenance, Record, SpecClass, Timing
+from .reasons import Facts, facts_of, why
 from .request import TuneRequest
 from .tiles import TileCounter
 
 if TYPE_CHECKING:
     from .bench_client import Final
     from .cost_model import Estimate
-    from .finals import Decision
+    from .finals import Decision, Finalist
     from .job import Job
 
 DIGEST_CHARS = 16
@@ -46,8 +47,10 @@ def kernel_digest(spec: AttentionSpec, config: KernelConfig, arch: Arch) -> str:
 
 def measured_record(job: Job, shape: ProblemShape, decision: Decision, final: Final, tiles: TileCounter) -> Record:
     """The record of a measured and verified winner."""
-    winner = decision.winner
+    winner, runner_up = decision.winner, decision.runner_up
     default = final.times.get(job.default)
+    if winner.config not in job.digests:
+        job.digests[winner.config] = kernel_digest(job.spec, winner.config, job.request.arch)
     return Record(
         spec_class=SpecClass.of(job.spec),
         bucket=shape,
@@ -56,14 +59,44 @@ def measured_record(job: Job, shape: ProblemShape, decision: Decision, final: Fi
         time=_timing(job.spec, shape, tiles, winner.ms_median, winner.ms_spread, winner.n),
         default_ms=(default.ms_median if default is not None else None) or 0.0,
         device=job.identity.device,
-        provenance=replace(job.provenance, kernel=kernel_digest(job.spec, winner.config, job.request.arch)),
+        provenance=replace(job.provenance, kernel=job.digests[winner.config]),
         verified="cuda",
         problem=str(job.spec),
         values=scalar_values(job.request),
         baseline=final.baseline,
         ties=tuple(tie.config.to_dict() for tie in decision.ties),
         tie_rule=decision.rule,
+        runner_up=(runner_up.config.to_dict(), runner_up.ms_median) if runner_up is not None else None,
+        why=_why(job, shape, decision, default.ms_median if default is not None else None, tiles),
     )
+
+
+def _why(job: Job, shape: ProblemShape, decision: Decision, default_ms: float | None, tiles: TileCounter) -> str:
+    """What sets the winner apart from the runner-up, in words."""
+    winner, runner_up = decision.winner, decision.runner_up
+
+    def facts(finalist: Finalist | None) -> Facts | None:
+        if finalist is None:
+            return None
+        return facts_of(
+            job.family,
+            job.spec,
+            finalist.config,
+            arch=job.request.arch,
+            gpu=job.gpu,
+            shape=shape,
+            tiles=tiles,
+        )
+
+    default = ""
+    if winner.config == job.default:
+        default = "winner"
+    elif runner_up is not None and runner_up.config == job.default:
+        default = "runner-up"
+    elif default_ms is not None:
+        default = f"{100 * (default_ms / winner.ms_median - 1):.1f} %"
+    ahead = None if runner_up is None else runner_up.ms_median / winner.ms_median - 1
+    return why(facts(winner), facts(runner_up), ahead=ahead, default=default)
 
 
 def predicted_record(

@@ -105,8 +105,7 @@ class TuneRequest:
     @property
     def num_jobs(self) -> int:
         """Compile processes: as asked, else one per usable core, at most 16."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return self.jobs or min(16, cores)
+        return self.jobs or min(16, usable_cores())
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +142,23 @@ class TuneResult:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A step of the run, for a progress bar: `phase` is compile, time, prove or final; `best_ms` so far if known."""
+    """A step of the run, for a progress bar: `phase` is compile, time, prove, final, or bucket for a finished one of a
+    campaign, whose spec `words` name; `best_ms` so far if known."""
 
     phase: str
     done: int
     total: int
     shape: ProblemShape | None = None
     best_ms: float | None = None
+    words: str = ""
 
 
 ProgressFunction = Callable[[Progress], None]
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usual_shape(
@@ -163,9 +169,16 @@ def usual_shape(
     batch: int = 0,
     nheads: int = 0,
     nheads_k: int = 0,
+    gqa_ratio: int = 0,
 ) -> ProblemShape:
-    """The benchmark's sizes for one length: 16k tokens a call and a model width of 2048, where nothing else is said."""
+    """The benchmark's sizes for one length: 16k tokens a call and a model width of 2048, where nothing else is said.
+
+    With a `gqa_ratio` (nheads / nheads_k) the heads are the nearest number that it divides.
+    """
     nheads = nheads or max(1, MODEL_WIDTH // head_dim)
+    if gqa_ratio:
+        nheads_k = max(1, round(nheads / gqa_ratio))
+        nheads = nheads_k * gqa_ratio
     return ProblemShape(
         batch=batch or max(1, TOKENS // max(seqlen_q, 1)),
         seqlen_q=seqlen_q,

@@ -7,6 +7,7 @@ therefore drawn from the whole space.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from ...generator.arch import Arch
 from ...generator.errors import FlashsmithError
@@ -53,11 +54,20 @@ def rank_by_model(
 
 
 def stored_configs(
-    family: Family, spec: AttentionSpec, *, arch: Arch, device_name: str | None, shape: ProblemShape
+    family: Family,
+    spec: AttentionSpec,
+    *,
+    arch: Arch,
+    device_name: str | None,
+    shape: ProblemShape,
+    user: Path | None = None,
 ) -> list[KernelConfig]:
-    """The configs of the nearest tuned records, best first, as far as the family still accepts them."""
+    """The configs of the nearest tuned records, best first, as far as the family still accepts them.
+
+    `user` replaces the folder of the user's own configs.
+    """
     found: list[KernelConfig] = []
-    for candidate in nearest_records(spec, arch, device_name, shape, family):
+    for candidate in nearest_records(spec, arch, device_name, shape, family, user=user):
         try:
             config = family.config_type.from_dict(candidate.record.config)
             family.check(spec, config, arch)

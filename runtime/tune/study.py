@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from ...generator.errors import TuneError
 from ...generator.families import choose_family
 from ...generator.families.base import Family, KernelConfig
 from ...generator.spec import AttentionSpec
 from ..store import save_records
 from ..store_files import store_records
 from ..store_schema import ANY_GPU, Provenance
-from ..variables import cache_dir
-from .bench_client import Bench, Identity, WorkerBench
+from .bench_client import Bench, WorkerBench
+from .campaign_plan import plan_of
+from .compile_ahead import CompileAhead, SpecPool, SpecToCompile, first_that_fits
 from .compile_pool import CompilePool
-from .gpus import GpuModel, gpu_model
+from .gpus import gpu_model
 from .job import Job
 from .log import TrialLog, config_key, unfinished_trials
 from .measured import tune_bucket
@@ -28,6 +27,7 @@ from .prover import Prover
 from .records import current_provenance
 from .request import BucketResult, ProgressFunction, TuneRequest, TuneResult
 from .seeds import ESCAPE
+from .session import log_path, model_of, open_log, session_of, warm_up
 
 logger = logging.getLogger("flashsmith.tune")
 
@@ -43,9 +43,10 @@ def tune(request: TuneRequest, *, progress: ProgressFunction | None = None, benc
     """
     started = time.monotonic()
     problem = request.problem.traced()
-    family = _family(request, problem.spec)
+    family = choose_family(problem.spec, request.arch, name=request.family or "").family
     space = family.space(problem.spec, request.arch)
-    with _open_log(request, problem.spec, family) as log:
+    path = request.log or log_path(request, problem.spec, family)
+    with open_log(path, asked=request.log is not None) as log:
         run = _measure if request.gpu or bench is not None else _predict
         return run(request, problem.spec, family, space, log, progress, bench, started)
 
@@ -61,9 +62,18 @@ def _measure(
     started: float,
 ) -> TuneResult:
     the_bench = bench if bench is not None else WorkerBench(request, family)
-    pool = CompilePool(spec, request.arch, family, jobs=request.num_jobs)
+    pool = _open_pool(request, spec, family)
     try:
-        identity = the_bench.identity()
+        with ThreadPoolExecutor(1) as early:
+            starting = early.submit(the_bench.identity)
+            # Its process starts (torch, a CUDA context) while this one imports and the pool compiles the first kernels.
+            defaults = family.default_configs(spec, request.arch)
+            pool.submit(defaults[:1])
+            warm_up()
+            if not request.exhaustive:
+                plan = plan_of(request, place=0, explore=request.num_jobs)
+                pool.submit(plan.find_seeds(gpu_model(request.arch), None)[: plan.explore])
+            identity = starting.result()
         provenance = current_provenance(driver=identity.driver)
         job = Job(
             request,
@@ -75,8 +85,9 @@ def _measure(
             log,
             identity,
             provenance,
-            _model_of(request, identity),
+            model_of(request, identity),
             log_progress(progress),
+            first_that_fits(pool, defaults),
         )
         buckets, saved = _measure_buckets(job, provenance, started)
     finally:
@@ -96,9 +107,15 @@ def _measure(
     )
 
 
+def _open_pool(request: TuneRequest, spec: AttentionSpec, family: Family) -> SpecPool:
+    """The compile pool of one spec, its own."""
+    pool = CompileAhead(request.arch, jobs=request.num_jobs)
+    return SpecPool(pool, SpecToCompile(spec, family, 0), own=True)
+
+
 def _measure_buckets(job: Job, provenance: Provenance, started: float) -> tuple[list[BucketResult], Path | None]:
     request = job.request
-    session = _session(request, job.spec, job.family, provenance, job.identity)
+    session = session_of(request, job.spec, job.family, provenance, job.identity)
     space = {config_key(config.to_dict()) for config in (*job.space, job.default)}
     resumable = {
         shape: unfinished_trials(job.log.path, session, shape, space=space) if request.resume else []
@@ -158,7 +175,7 @@ def _predict(
                 provenance,
                 log_progress(progress),
             )
-            log.write({"kind": "session", **_session(request, spec, family, provenance, None)})
+            log.write({"kind": "session", **session_of(request, spec, family, provenance, None)})
             buckets, outcomes = predict(job)
         finally:
             prover.close()
@@ -187,51 +204,3 @@ def _predict(
         notes=(note,) if compiled < len(space) else (),
         kept=stored.kept,
     )
-
-
-def _family(request: TuneRequest, spec: AttentionSpec) -> Family:
-    return choose_family(spec, request.arch, name=request.family or "").family
-
-
-def _model_of(request: TuneRequest, identity: Identity) -> GpuModel:
-    """The cost model's GPU: the typical one of the architecture with this one's SMs and clock."""
-    typical = gpu_model(request.arch)
-    device = identity.device
-    clock = device.sm_clock_khz / 1e6 or typical.clock_ghz
-    return GpuModel(
-        device.name, typical.arch, device.sm_count or typical.sm_count, clock, typical.memory_gbps, typical.rates
-    )
-
-
-def _session(
-    request: TuneRequest, spec: AttentionSpec, family: Family, provenance: Provenance, identity: Identity | None
-) -> dict[str, Any]:
-    """What must be equal for an interrupted run's trials to count in this one."""
-    return {
-        "problem": request.problem.to_dict() | {"window_size": list(request.problem.window_size)},
-        "spec": spec.digest,
-        "words": str(spec),
-        "arch": request.arch.name,
-        "family": family.name,
-        "provenance": provenance.to_dict(),
-        "device": identity.device.to_dict() if identity is not None else None,
-    }
-
-
-def _open_log(request: TuneRequest, spec: AttentionSpec, family: Family) -> TrialLog:
-    """The log asked for; else the one in the cache folder, or in a temporary one where that cannot be written."""
-    path = request.log if request.log is not None else _log_path(request, spec, family)
-    try:
-        return TrialLog(path)
-    except OSError as error:
-        if request.log is not None:
-            raise TuneError(
-                f"The trial log {path} cannot be written: {error.strerror}. Name another one with --log."
-            ) from None
-        elsewhere = Path(tempfile.mkdtemp(prefix="flashsmith-tune-")) / path.name
-        logger.warning("The trial log cannot be kept in %s (%s); it is %s.", path.parent, error.strerror, elsewhere)
-        return TrialLog(elsewhere)
-
-
-def _log_path(request: TuneRequest, spec: AttentionSpec, family: Family) -> Path:
-    return cache_dir() / "tune" / f"{family.name}-{request.arch}-{spec.dtype}-d{spec.head_dim}-{spec.digest[:12]}.jsonl"

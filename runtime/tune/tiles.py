@@ -6,6 +6,7 @@ and windows of more than a square, close for others. Only estimates and TFLOP/s 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ...generator.spec import AttentionSpec, ProblemShape
@@ -73,22 +74,35 @@ class TileCounter:
         if self._ready:
             return
         self._ready = True
-        traced = self._problem.traced(nheads=self.shape.nheads).mask
-        if traced is None or not self.shape.seqlen_q or not self.shape.seqlen_k:
-            return
-        import torch
+        shape, problem = self.shape, self._problem
+        # What the mask does not depend on is left out, so that many specs and buckets share one evaluation.
+        masked = TuneProblem(causal=problem.causal, window_size=problem.window_size, mask_mod=problem.mask_mod)
+        nheads = shape.nheads if problem.mask_mod else 1
+        self._visible, self._squares = _squares_of(masked, shape.seqlen_q, shape.seqlen_k, nheads, self._side)
 
-        from ..reference import Sizes, evaluate
 
-        rows, keys = (_corners(length, self._side) for length in (self.shape.seqlen_q, self.shape.seqlen_k))
-        zero = torch.zeros((1, 1), dtype=torch.int64)
-        leaves = {"b": zero, "h": zero, "q_idx": rows[:, None], "kv_idx": keys[None, :]}
-        sizes = Sizes(self.shape.seqlen_q, self.shape.seqlen_k, self.shape.nheads)
-        visible = evaluate(traced.graph, leaves, sizes, scalars=traced.scalars, tables=traced.tables)
-        visible = visible.expand(len(rows), len(keys))
-        # A key hidden from everybody leaves nothing to divide by; such a call is worth no operation.
-        self._visible = max(float(visible.double().mean()), 1e-9)
-        self._squares = visible.reshape(len(rows) // 2, 2, len(keys) // 2, 2).any(3).any(1)
+@lru_cache(maxsize=64)
+def _squares_of(
+    problem: TuneProblem, seqlen_q: int, seqlen_k: int, nheads: int, side: int
+) -> tuple[float, torch.Tensor | None]:
+    """The visible share of the scores, and which squares hold a visible one; None: all do."""
+    traced = problem.traced(nheads=nheads).mask
+    if traced is None or not seqlen_q or not seqlen_k:
+        return 1.0, None
+    import torch
+
+    from ..reference import Sizes, evaluate
+
+    rows, keys = (_corners(length, side) for length in (seqlen_q, seqlen_k))
+    zero = torch.zeros((1, 1), dtype=torch.int64)
+    leaves = {"b": zero, "h": zero, "q_idx": rows[:, None], "kv_idx": keys[None, :]}
+    visible = evaluate(
+        traced.graph, leaves, Sizes(seqlen_q, seqlen_k, nheads), scalars=traced.scalars, tables=traced.tables
+    )
+    visible = visible.expand(len(rows), len(keys))
+    # A key hidden from everybody leaves nothing to divide by; such a call is worth no operation.
+    share = max(float(visible.double().mean()), 1e-9)
+    return share, visible.reshape(len(rows) // 2, 2, len(keys) // 2, 2).any(3).any(1)
 
 
 def _corners(length: int, side: int) -> torch.Tensor:

@@ -124,6 +124,25 @@ def test_batch_times_heads_counts_as_one_size():
     assert not same_bucket(at(1024), at(1500))
 
 
+def test_a_ratio_of_heads_finds_its_own_record_first_then_the_nearest(store):
+    def ratio(number):
+        return ProblemShape(4, 4096, 4096, 32, 32 // number)
+
+    for saved in ((8, 1), (1, 8)):  # whatever comes first in the file
+        store.save(*(record(FIRST if number == 1 else SECOND, shape=ratio(number)) for number in saved))
+        assert (store.resolve(shape=ratio(1)).config, store.resolve(shape=ratio(8)).config) == (FIRST, SECOND)
+    assert (store.resolve(shape=ratio(2)).config, store.resolve(shape=ratio(2)).source) == (FIRST, "user")
+    assert store.resolve(shape=ratio(4)).config == SECOND
+    assert store.resolve(shape=replace(ratio(1), seqlen_q=8192, seqlen_k=8192)).config == FIRST
+
+
+def test_a_far_ratio_of_heads_is_near_not_a_hit(store):
+    store.save(record(FIRST))
+    assert store.resolve(shape=replace(SHAPE, nheads_k=8)).source == "user"
+    far = store.resolve(shape=replace(SHAPE, nheads_k=4))
+    assert (far.config, far.source) == (FIRST, "nearest")
+
+
 def test_empty_calls_resolve_too(store):
     store.save(record(FIRST))
     assert store.resolve(shape=ProblemShape(0, 0, 0, 0, 1)).config == FIRST

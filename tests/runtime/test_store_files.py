@@ -49,7 +49,7 @@ def test_a_record_round_trips_through_yaml(tmp_path):
 
 
 def test_optional_parts_may_be_missing(tmp_path):
-    bare = record(values=None, baseline=None, ties=(), tie_rule="")
+    bare = record(values=None, baseline=None, ties=(), tie_rule="", runner_up=None, why="")
     assert read_file(save_records([bare], root=tmp_path, **PLACE)).records == (bare,)
 
 
@@ -131,6 +131,9 @@ def test_a_wrong_file_is_ignored_with_one_warning(tmp_path, caplog, change, word
         (lambda r: r.update(ties=5), "ties must be a list"),
         (lambda r: r.update(values=[1]), "values must be a map of numbers"),
         (lambda r: r.update(baseline={"name": "x"}), "lacks the key 'median_ms'"),
+        (lambda r: r.update(runner_up={"config": {}, "median_ms": 1.0}), "runner_up must be a map of choices"),
+        (lambda r: r["runner_up"].pop("median_ms"), "lacks the key 'median_ms'"),
+        (lambda r: r.update(why=["waves"]), "why must be a string"),
         (lambda r: r.update(problem="x" * 3000), "at most 2000 characters"),
         (lambda r: r["provenance"].pop("generator"), "lacks the key 'generator'"),
     ],

@@ -103,6 +103,23 @@ def test_drift_meets_all_alike():
     assert times["fast"].spread > 0.05
 
 
+def test_a_race_leaves_the_slow_after_three_rounds_but_not_those_that_are_kept():
+    calls = {name: (lambda i, ms=ms: ms) for name, ms in (("fast", 1.0), ("near", 1.1), ("slow", 1.3), ("kept", 3.0))}
+    times = time_interleaved(calls, race=1.15, keep=["kept"], min_samples=9, budget_ms=0, stopwatch=FakeStopwatch())
+    assert {name: timing.samples for name, timing in times.items()} == {"fast": 9, "near": 9, "slow": 3, "kept": 9}
+    times = time_interleaved(calls, race_ms=0.5, min_samples=9, budget_ms=0, stopwatch=FakeStopwatch())
+    assert {timing.samples for timing in times.values()} == {3}
+
+
+def test_one_call_races_against_a_time_known_before():
+    def samples(race_ms):
+        watch = FakeStopwatch()
+        return time_callable(lambda i: 2.0, race_ms=race_ms, budget_ms=40, stopwatch=watch).samples
+
+    assert samples(1.9) == 3
+    assert samples(2.0) == 20
+
+
 def test_nothing_to_time():
     assert time_interleaved({}, stopwatch=FakeStopwatch()) == {}
 

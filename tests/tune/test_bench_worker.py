@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +14,10 @@ from flashsmith.generator.errors import ConfigError, LaunchError
 from flashsmith.generator.spec import ProblemShape
 from flashsmith.runtime.driver import DeviceInfo
 from flashsmith.runtime.emulator.forward import RecordingBackend
-from flashsmith.runtime.timing import Timing
+from flashsmith.runtime.timing import RACE_SAMPLES, Timing
 from flashsmith.runtime.tune import bench_worker
 from flashsmith.runtime.tune.bench_client import WorkerBench
-from flashsmith.runtime.tune.bench_worker import RACE_SAMPLES, GpuWorker, sticky_errors_end
+from flashsmith.runtime.tune.bench_worker import GpuWorker, sticky_errors_end
 from flashsmith.runtime.tune.request import TuneProblem, TuneRequest
 from flashsmith.runtime.tune.worker import ContextLost
 
@@ -71,12 +73,84 @@ def test_a_slow_config_is_dropped_after_a_few_samples(worker, monkeypatch):
 
     def time_callable(call, **options):
         calls.append(options)
-        return Timing(2.5, 0.0, options["min_samples"], "graph")
+        return Timing(2.5, 0.0, RACE_SAMPLES, "graph")
 
     monkeypatch.setattr(bench_worker, "time_callable", time_callable)
     assert worker.time(DEFAULT, SHAPE, 1.0)["raced"]
-    assert [options["min_samples"] for options in calls] == [RACE_SAMPLES]
     assert not worker.time(DEFAULT, SHAPE, 1.3)["raced"]
+    assert not worker.time(DEFAULT, SHAPE, None)["raced"]
+    assert [options["race_ms"] for options in calls] == [2.0, 2.6, math.inf]
+
+
+def test_a_quick_final_leaves_the_slow_but_never_the_default(worker, monkeypatch):
+    seen = {}
+
+    def time_interleaved(calls, **options):
+        seen.update(options)
+        return {name: Timing(1.0, 0.0, 3 + 6 * (name != "1"), "graph") for name in calls}
+
+    monkeypatch.setattr(bench_worker, "time_interleaved", time_interleaved)
+    reply = worker.final(list(SPACE[:3]), SHAPE, effort="quick", keep=[2], baseline=False)
+    assert [row["raced"] for row in reply["times"]] == [False, True, False]
+    assert seen["keep"] == ["2"] and 1 < seen["race"] < 1.5
+    assert seen["budget_ms"] < bench_worker.EFFORTS["standard"].final_ms / 2
+    worker.final(list(SPACE[:3]), SHAPE)
+    assert seen["race"] == math.inf
+
+
+def test_quick_requests_leave_kernels_loaded_up_to_a_limit(worker, monkeypatch):
+    cleared = []
+    monkeypatch.setattr(worker, "clear", lambda: cleared.append(worker._backend.loaded))
+    for count in (0, bench_worker.MAX_LOADED, bench_worker.MAX_LOADED + 1):
+        worker._backend.loaded = count
+        worker.tidy("quick")
+    worker._backend.loaded = 1
+    worker.tidy("standard")
+    assert cleared == [bench_worker.MAX_LOADED + 1, 1]
+
+
+def test_one_child_serves_many_problems_and_holds_one_at_a_time(monkeypatch):
+    made = []
+
+    class Fake:
+        def __init__(self, problem, family, device):
+            self.problem, self.cleared = problem, 0
+            made.append(self)
+
+        def verify(self, config):
+            return {"outcome": "ok", "message": str(self.problem.head_dim)}
+
+        def time(self, config, shape, best_ms, effort):
+            return {"outcome": f"{config == DEFAULT} {shape} {best_ms} {effort}"}
+
+        def final(self, configs, shape, *, effort, keep, baseline):
+            return {"times": [{"outcome": f"{shape} {effort} {keep} {baseline}"} for _ in configs]}
+
+        def tidy(self, effort):
+            pass
+
+        def clear(self):
+            self.cleared += 1
+
+    monkeypatch.setattr(bench_worker, "GpuWorker", Fake)
+    monkeypatch.setattr(bench_worker.gc, "freeze", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    handle = bench_worker.bench_handler("cuda:0")
+
+    class Child:
+        def request(self, message, *, timeout):
+            return handle(json.loads(json.dumps(message)))
+
+    requests = {dim: TuneRequest(problem=TuneProblem(head_dim=dim), shapes=(SHAPE,), arch=ARCH) for dim in (64, 128)}
+    first = WorkerBench(requests[64], FAMILY, effort="quick", worker=Child())
+    benches = {64: first, 128: first.of(requests[128], FAMILY)}
+    assert [benches[dim].verify(DEFAULT).message for dim in (64, 64, 128, 64)] == ["64", "64", "128", "64"]
+    assert first.time(DEFAULT, SHAPE, best_ms=1.5).outcome == f"True {SHAPE} 1.5 quick"
+    final = first.final(list(SPACE[:2]), SHAPE, keep=[SPACE[1]], baseline=False)
+    assert [timed.outcome for timed in final.times.values()] == [f"{SHAPE} quick [1] False"] * 2
+    assert [worker.problem.head_dim for worker in made] == [64, 128, 64]
+    assert [worker.cleared for worker in made] == [1, 1, 0]
 
 
 def test_the_final_times_all_in_turns(worker, monkeypatch):

@@ -46,7 +46,7 @@ def run(monkeypatch):
     """Runs `tune` on an invented bench and compiler."""
 
     def tune(bench, *, pool=None, progress=None, **changes):
-        monkeypatch.setattr(study, "CompilePool", lambda *a, **k: pool or FakePool())
+        monkeypatch.setattr(study, "_open_pool", lambda *a: pool or FakePool())
         values = {"problem": TuneProblem(head_dim=64), "shapes": (SHAPE,), "arch": ARCH, "trials": 40}
         values |= {"family": FAMILY.name, **changes}
         return study.tune(TuneRequest(**values), bench=bench, progress=progress)
@@ -76,6 +76,26 @@ def test_no_config_is_timed_twice_and_the_default_is_timed_first(run):
     run(bench)
     assert bench.timed[0] == DEFAULT
     assert len(set(bench.timed)) == len(bench.timed) == 40
+
+
+def test_the_next_proposals_compile_while_the_last_ones_are_timed(run):
+    class Watching(FakePool):
+        ahead = 0
+
+        def submit(self, configs):
+            self.ahead += sum(config not in self.results for config in configs)
+
+    pool, bench = Watching(), FakeBench()
+    run(bench, pool=pool, jobs=8)
+    assert pool.ahead >= 40  # every one but the first batch, and the seeds before
+    assert len(bench.timed) == 40
+
+
+def test_the_record_names_the_runner_up(run):
+    record = run(FakeBench()).buckets[0].record
+    config, ms = record.runner_up
+    assert config != record.config and ms >= record.time.median_ms
+    assert "waves" in record.why
 
 
 def test_a_wrong_fastest_config_cannot_win(run):
