@@ -146,11 +146,11 @@ class ForwardSm90(Family):
         q_chunks = max(chunks, chunks_v) if config.stages_output else chunks
         q_bytes = config.num_warpgroups * config.q_stages * tile_bytes(WARPGROUP_ROWS, q_chunks)
         kv_bytes = config.num_stages * (tile_bytes(config.B_c, chunks) + tile_bytes(config.B_c, chunks_v))
-        barriers = 2 * config.q_stages + 4 * config.num_stages + (5 if config.schedule == "dynamic" else 0)
+        words = 2 * config.q_stages + 4 * config.num_stages + (0 if config.schedule == "grid" else 8)
         output, scores, probabilities = chunks_v * 4, config.B_c // 2, config.B_c // 4
         return Resources(
             threads=config.threads,
-            smem_bytes=q_bytes + kv_bytes + 8 * barriers,
+            smem_bytes=q_bytes + kv_bytes + 8 * words,
             registers=output + scores + probabilities + OVERHEAD_REGISTERS,
             register_cap=REGISTERS[config.num_warpgroups][1],
         )

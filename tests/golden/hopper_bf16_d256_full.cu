@@ -271,6 +271,16 @@ __device__ __forceinline__ float rcp_approx_f32(float x) {
   return y;
 }
 
+__device__ __forceinline__ void st_shared_b32(u32 address, u32 value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ u32 ld_shared_b32(u32 address) {
+  u32 value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ u32 shfl_bfly_b32(u32 value, int lane_mask) {
   u32 other;
   asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;"
@@ -328,6 +338,9 @@ struct Shared {
   u32 k_empty;
   u32 v_full;
   u32 v_empty;
+  u32 tile;        // (2, 4) words: i, h and b of the tiles to work on
+  u32 tile_full;   // 2 barriers: the tile is there
+  u32 tile_empty;  // 2 barriers: every consumer warp has read it
 };
 
 // Matrix descriptor of a tile at `address`: 128-byte swizzle, 8 rows every 1024 bytes; `lead` is
@@ -344,12 +357,28 @@ struct Tile {
   int h;  // head of Q
   int i;  // block of B_r rows
 };
+constexpr int NO_TILE = -1;  // as i: there are no more
 
 __device__ __forceinline__ Tile tile_at(const Arguments& args, u32 index) {
   const u32 row_tiles = args.num_row_tiles;
   const u32 head = index / row_tiles;
   const int i = static_cast<int>(index % row_tiles);
   return {static_cast<int>(head / args.nheads), static_cast<int>(head % args.nheads), i};
+}
+
+// The producer finds the tiles and tells them through shared memory; all lanes of a warp read.
+__device__ __forceinline__ void write_tile(u32 address, const Tile& tile) {
+  st_shared_b32(address, tile.i);
+  st_shared_b32(address + 4, tile.h);
+  st_shared_b32(address + 8, tile.b);
+}
+
+__device__ __forceinline__ Tile read_tile(u32 address) {
+  Tile tile;
+  tile.i = redux_or_b32(ld_shared_b32(address), 0xffffffff);
+  tile.h = redux_or_b32(ld_shared_b32(address + 4), 0xffffffff);
+  tile.b = redux_or_b32(ld_shared_b32(address + 8), 0xffffffff);
+  return tile;
 }
 
 // Tiles of keys that the rows of one tile visit, from the last to the first.
@@ -379,8 +408,30 @@ __device__ __forceinline__ Visit visit_of(const Arguments& args, const Tile& til
 
 // ---- The producer: one thread starts every copy --------------------------------------------
 
-__device__ __forceinline__ void load_k_v(const Arguments& args, const Shared& smem,
-                                         const Turn<NUM_STAGES>& kv, int b, int h_k, int j) {
+__device__ __forceinline__ void tell_tile(const Shared& smem, const Turn<2>& next,
+                                          const Tile& tile) {
+  mbarrier_wait(smem.tile_empty + next.stage() * 8, next.parity() ^ 1);
+  write_tile(smem.tile + next.stage() * 16, tile);
+  mbarrier_arrive(smem.tile_full + next.stage() * 8);
+}
+
+__device__ __forceinline__ void load_q(const Arguments& args, const Shared& smem,
+                                       const Turn<Q_STAGES>& q, const Tile& tile) {
+  mbarrier_wait(smem.q_empty + q.stage() * 8, q.parity() ^ 1);
+  mbarrier_arrive_expect_tx(smem.q_full + q.stage() * 8, WARPGROUPS * Q_LOADED);
+#pragma unroll
+  for (int warpgroup = 0; warpgroup < WARPGROUPS; ++warpgroup) {
+#pragma unroll
+    for (int part = 0; part < SUBTILES; ++part) {
+      tma_load_4d(smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES + part * 64 * 128,
+                  args.q_map, part * 64, tile.i * B_r + warpgroup * 64, tile.h, tile.b,
+                  smem.q_full + q.stage() * 8);
+    }
+  }
+}
+
+__device__ __forceinline__ void load_k(const Arguments& args, const Shared& smem,
+                                       const Turn<NUM_STAGES>& kv, int b, int h_k, int j) {
   mbarrier_wait(smem.k_empty + kv.stage() * 8, kv.parity() ^ 1);
   mbarrier_arrive_expect_tx(smem.k_full + kv.stage() * 8, K_BYTES);
 #pragma unroll
@@ -388,6 +439,10 @@ __device__ __forceinline__ void load_k_v(const Arguments& args, const Shared& sm
     tma_load_4d(smem.K + kv.stage() * K_BYTES + part * B_c * 128, args.k_map, part * 64, j * B_c,
                 h_k, b, smem.k_full + kv.stage() * 8);
   }
+}
+
+__device__ __forceinline__ void load_v(const Arguments& args, const Shared& smem,
+                                       const Turn<NUM_STAGES>& kv, int b, int h_k, int j) {
   mbarrier_wait(smem.v_empty + kv.stage() * 8, kv.parity() ^ 1);
   mbarrier_arrive_expect_tx(smem.v_full + kv.stage() * 8, V_BYTES);
 #pragma unroll
@@ -400,28 +455,31 @@ __device__ __forceinline__ void load_k_v(const Arguments& args, const Shared& sm
 __device__ __forceinline__ void produce(const Arguments& args, const Shared& smem) {
   Turn<Q_STAGES> q;
   Turn<NUM_STAGES> kv;
-  for (u32 index = block_index(); index < args.num_tiles; index += grid_size()) {
+  Turn<2> next;
+  u32 index = block_index();
+  while (index < args.num_tiles) {
     const Tile tile = tile_at(args, index);
+    tell_tile(smem, next, tile);
+    next.next();
     const Visit visit = visit_of(args, tile, tile.i * B_r, B_r);
     const int h_k = tile.h / args.group_size;
-    mbarrier_wait(smem.q_empty + q.stage() * 8, q.parity() ^ 1);
-    mbarrier_arrive_expect_tx(smem.q_full + q.stage() * 8, WARPGROUPS * Q_LOADED);
-#pragma unroll
-    for (int warpgroup = 0; warpgroup < WARPGROUPS; ++warpgroup) {
-#pragma unroll
-      for (int part = 0; part < SUBTILES; ++part) {
-        tma_load_4d(smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES + part * 64 * 128,
-                    args.q_map, part * 64, visit.q_first + warpgroup * 64, tile.h, tile.b,
-                    smem.q_full + q.stage() * 8);
-      }
-    }
+    // The first keys come before the queries, whose place the tile before may still need.
+    int j = visit.j_end - 1;
+    if (j >= visit.j_begin) load_k(args, smem, kv, tile.b, h_k, j);
+    load_q(args, smem, q, tile);
     q.next();
-    for (int j = visit.j_end - 1; j >= visit.j_begin; j = j - 1) {
-      load_k_v(args, smem, kv, tile.b, h_k, j);
+    while (j >= visit.j_begin) {
+      const int j_next = j - 1;
+      load_v(args, smem, kv, tile.b, h_k, j);
       kv.next();
+      if (j_next >= visit.j_begin) load_k(args, smem, kv, tile.b, h_k, j_next);
+      j = j_next;
     }
+    index += grid_size();
   }
+  tell_tile(smem, next, {0, 0, NO_TILE});
 }
+
 // ---- Products ------------------------------------------------------------------------------
 
 // Issues S_ij = Q_i K_j^T, unscaled.
@@ -615,8 +673,14 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
   Turn<Q_STAGES> q;
   Turn<NUM_STAGES> k;
   Turn<NUM_STAGES> v;
-  for (u32 index = block_index(); index < args.num_tiles; index += grid_size()) {
-    const Tile tile = tile_at(args, index);
+  Turn<2> next;
+  while (true) {
+    mbarrier_wait(smem.tile_full + next.stage() * 8, next.parity());
+    const Tile tile = read_tile(smem.tile + next.stage() * 16);
+    warp_sync();  // every lane has read the tile
+    if (lane == 0) mbarrier_arrive(smem.tile_empty + next.stage() * 8);
+    next.next();
+    if (tile.i == NO_TILE) break;
     const Visit visit = visit_of(args, tile, tile.i * B_r, B_r);
     const int row_first = visit.q_first + warpgroup * 64 + warp_row + lane / 4;
     const u32 Q_smem = smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES;
@@ -699,7 +763,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1)
   constexpr int K_OFFSET = Q_STAGES * WARPGROUPS * Q_BYTES;
   constexpr int V_OFFSET = K_OFFSET + NUM_STAGES * K_BYTES;
   constexpr int BARRIERS_OFFSET = V_OFFSET + NUM_STAGES * V_BYTES;
-  constexpr int BARRIERS = 2 * Q_STAGES + 4 * NUM_STAGES;
+  constexpr int BARRIERS = 2 * Q_STAGES + 4 * NUM_STAGES + 4;
   Shared smem;
   smem.Q = smem_region(0, K_OFFSET, "Q_smem");
   smem.K = smem_region(K_OFFSET, NUM_STAGES * K_BYTES, "K_smem");
@@ -710,6 +774,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1)
   smem.k_empty = smem.k_full + NUM_STAGES * 8;
   smem.v_full = smem.k_empty + NUM_STAGES * 8;
   smem.v_empty = smem.v_full + NUM_STAGES * 8;
+  smem.tile_full = smem.v_empty + NUM_STAGES * 8;
+  smem.tile_empty = smem.tile_full + 16;
+  smem.tile = smem_region(BARRIERS_OFFSET + BARRIERS * 8, 32, "tiles_smem");
 
   if (thread_index() == 0) {
     prefetch_tensormap(args.q_map);
@@ -726,6 +793,11 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1)
       mbarrier_init(smem.k_empty + stage * 8, 4 * WARPGROUPS);
       mbarrier_init(smem.v_full + stage * 8, 1);
       mbarrier_init(smem.v_empty + stage * 8, 4 * WARPGROUPS);
+    }
+#pragma unroll
+    for (int stage = 0; stage < 2; ++stage) {
+      mbarrier_init(smem.tile_full + stage * 8, 1);
+      mbarrier_init(smem.tile_empty + stage * 8, 4 * WARPGROUPS);
     }
     fence_mbarrier_init();
   }

@@ -386,8 +386,23 @@ __device__ __forceinline__ Visit own_visit(const Arguments& args, const Tile& ti
 
 // ---- The producer: one thread starts every copy --------------------------------------------
 
-__device__ __forceinline__ void load_k_v(const Arguments& args, const Shared& smem,
-                                         const Turn<NUM_STAGES>& kv, int b, int h_k, int j) {
+__device__ __forceinline__ void load_q(const Arguments& args, const Shared& smem,
+                                       const Turn<Q_STAGES>& q, const Tile& tile) {
+  mbarrier_wait(smem.q_empty + q.stage() * 8, q.parity() ^ 1);
+  mbarrier_arrive_expect_tx(smem.q_full + q.stage() * 8, WARPGROUPS * Q_LOADED);
+#pragma unroll
+  for (int warpgroup = 0; warpgroup < WARPGROUPS; ++warpgroup) {
+#pragma unroll
+    for (int part = 0; part < SUBTILES; ++part) {
+      tma_load_4d(smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES + part * 64 * 128,
+                  args.q_map, part * 64, tile.i * B_r + warpgroup * 64, tile.h, tile.b,
+                  smem.q_full + q.stage() * 8);
+    }
+  }
+}
+
+__device__ __forceinline__ void load_k(const Arguments& args, const Shared& smem,
+                                       const Turn<NUM_STAGES>& kv, int b, int h_k, int j) {
   mbarrier_wait(smem.k_empty + kv.stage() * 8, kv.parity() ^ 1);
   mbarrier_arrive_expect_tx(smem.k_full + kv.stage() * 8, K_BYTES);
 #pragma unroll
@@ -395,6 +410,10 @@ __device__ __forceinline__ void load_k_v(const Arguments& args, const Shared& sm
     tma_load_4d(smem.K + kv.stage() * K_BYTES + part * B_c * 128, args.k_map, part * 64, j * B_c,
                 h_k, b, smem.k_full + kv.stage() * 8);
   }
+}
+
+__device__ __forceinline__ void load_v(const Arguments& args, const Shared& smem,
+                                       const Turn<NUM_STAGES>& kv, int b, int h_k, int j) {
   mbarrier_wait(smem.v_empty + kv.stage() * 8, kv.parity() ^ 1);
   mbarrier_arrive_expect_tx(smem.v_full + kv.stage() * 8, V_BYTES);
 #pragma unroll
@@ -408,28 +427,24 @@ __device__ __forceinline__ void produce(const Arguments& args, const Shared& sme
   Turn<Q_STAGES> q;
   Turn<NUM_STAGES> kv;
   {
-    const u32 index = block_index();
-    const Tile tile = tile_at(args, index);
+    const Tile tile = tile_at(args, block_index());
     const Visit visit = visit_of(args, tile, tile.i * B_r, B_r);
     const int h_k = tile.h / args.group_size;
-    mbarrier_wait(smem.q_empty + q.stage() * 8, q.parity() ^ 1);
-    mbarrier_arrive_expect_tx(smem.q_full + q.stage() * 8, WARPGROUPS * Q_LOADED);
-#pragma unroll
-    for (int warpgroup = 0; warpgroup < WARPGROUPS; ++warpgroup) {
-#pragma unroll
-      for (int part = 0; part < SUBTILES; ++part) {
-        tma_load_4d(smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES + part * 64 * 128,
-                    args.q_map, part * 64, visit.q_first + warpgroup * 64, tile.h, tile.b,
-                    smem.q_full + q.stage() * 8);
-      }
-    }
+    // The first keys come before the queries, whose place the tile before may still need.
+    int j = visit.j_end - 1;
+    if (j >= visit.j_begin) load_k(args, smem, kv, tile.b, h_k, j);
+    load_q(args, smem, q, tile);
     q.next();
-    for (int j = visit.j_end - 1; j >= visit.j_begin; j = j - 1) {
-      load_k_v(args, smem, kv, tile.b, h_k, j);
+    while (j >= visit.j_begin) {
+      const int j_next = j - 1;
+      load_v(args, smem, kv, tile.b, h_k, j);
       kv.next();
+      if (j_next >= visit.j_begin) load_k(args, smem, kv, tile.b, h_k, j_next);
+      j = j_next;
     }
   }
 }
+
 // ---- Products ------------------------------------------------------------------------------
 
 // Issues S_ij = Q_i K_j^T, unscaled.
@@ -621,8 +636,7 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
   Turn<NUM_STAGES> k;
   Turn<NUM_STAGES> v;
   {
-    const u32 index = block_index();
-    const Tile tile = tile_at(args, index);
+    const Tile tile = tile_at(args, block_index());
     const Visit visit = visit_of(args, tile, tile.i * B_r, B_r);
     const Visit own = own_visit(args, tile, visit, warpgroup);
     const int row_first = visit.q_first + warpgroup * 64 + warp_row + lane / 4;

@@ -380,10 +380,13 @@ template <int STAGES>
 struct Turn {
   u32 slot = 0;
   u32 phase = 0;
+  bool first = true;
 
   __device__ __forceinline__ u32 stage() const { return slot; }
   __device__ __forceinline__ u32 parity() const { return phase; }
+  __device__ __forceinline__ bool is_first() const { return first; }
   __device__ __forceinline__ void next() {
+    first = false;
     if (++slot == STAGES) {
       slot = 0;
       phase ^= 1;
@@ -402,8 +405,8 @@ struct Shared {
   u32 k_empty;
   u32 v_full;
   u32 v_empty;
-  u32 tile;        // (2,) indices of tiles to work on
-  u32 tile_full;   // 2 barriers: the index is there
+  u32 tile;        // (2, 4) words: i, h and b of the tiles to work on
+  u32 tile_full;   // 2 barriers: the tile is there
   u32 tile_empty;  // 2 barriers: every consumer warp has read it
 };
 
@@ -421,6 +424,7 @@ struct Tile {
   int h;  // head of Q
   int i;  // block of B_r rows
 };
+constexpr int NO_TILE = -1;  // as i: there are no more
 
 __device__ __forceinline__ Tile tile_at(const Arguments& args, u32 index) {
   const u32 row_tiles = args.num_row_tiles;
@@ -433,6 +437,21 @@ __device__ __forceinline__ Tile tile_at(const Arguments& args, u32 index) {
   const u32 head = section_first + rest % heads;
   const int i = static_cast<int>(row_tiles - 1 - rest / heads);
   return {static_cast<int>(head / args.nheads), static_cast<int>(head % args.nheads), i};
+}
+
+// The producer finds the tiles and tells them through shared memory; all lanes of a warp read.
+__device__ __forceinline__ void write_tile(u32 address, const Tile& tile) {
+  st_shared_b32(address, tile.i);
+  st_shared_b32(address + 4, tile.h);
+  st_shared_b32(address + 8, tile.b);
+}
+
+__device__ __forceinline__ Tile read_tile(u32 address) {
+  Tile tile;
+  tile.i = redux_or_b32(ld_shared_b32(address), 0xffffffff);
+  tile.h = redux_or_b32(ld_shared_b32(address + 4), 0xffffffff);
+  tile.b = redux_or_b32(ld_shared_b32(address + 8), 0xffffffff);
+  return tile;
 }
 
 // Tiles of keys that the rows of one tile visit, from the last to the first.
@@ -473,8 +492,30 @@ __device__ __forceinline__ Visit own_visit(const Arguments& args, const Tile& ti
 
 // ---- The producer: one thread starts every copy --------------------------------------------
 
-__device__ __forceinline__ void load_k_v(const Arguments& args, const Shared& smem,
-                                         const Turn<NUM_STAGES>& kv, int b, int h_k, int j) {
+__device__ __forceinline__ void tell_tile(const Shared& smem, const Turn<2>& next,
+                                          const Tile& tile) {
+  mbarrier_wait(smem.tile_empty + next.stage() * 8, next.parity() ^ 1);
+  write_tile(smem.tile + next.stage() * 16, tile);
+  mbarrier_arrive(smem.tile_full + next.stage() * 8);
+}
+
+__device__ __forceinline__ void load_q(const Arguments& args, const Shared& smem,
+                                       const Turn<Q_STAGES>& q, const Tile& tile) {
+  mbarrier_wait(smem.q_empty + q.stage() * 8, q.parity() ^ 1);
+  mbarrier_arrive_expect_tx(smem.q_full + q.stage() * 8, WARPGROUPS * Q_LOADED);
+#pragma unroll
+  for (int warpgroup = 0; warpgroup < WARPGROUPS; ++warpgroup) {
+#pragma unroll
+    for (int part = 0; part < SUBTILES; ++part) {
+      tma_load_4d(smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES + part * 64 * 128,
+                  args.q_map, part * 64, tile.i * B_r + warpgroup * 64, tile.h, tile.b,
+                  smem.q_full + q.stage() * 8);
+    }
+  }
+}
+
+__device__ __forceinline__ void load_k(const Arguments& args, const Shared& smem,
+                                       const Turn<NUM_STAGES>& kv, int b, int h_k, int j) {
   mbarrier_wait(smem.k_empty + kv.stage() * 8, kv.parity() ^ 1);
   mbarrier_arrive_expect_tx(smem.k_full + kv.stage() * 8, K_BYTES);
 #pragma unroll
@@ -482,6 +523,10 @@ __device__ __forceinline__ void load_k_v(const Arguments& args, const Shared& sm
     tma_load_4d(smem.K + kv.stage() * K_BYTES + part * B_c * 128, args.k_map, part * 64, j * B_c,
                 h_k, b, smem.k_full + kv.stage() * 8);
   }
+}
+
+__device__ __forceinline__ void load_v(const Arguments& args, const Shared& smem,
+                                       const Turn<NUM_STAGES>& kv, int b, int h_k, int j) {
   mbarrier_wait(smem.v_empty + kv.stage() * 8, kv.parity() ^ 1);
   mbarrier_arrive_expect_tx(smem.v_full + kv.stage() * 8, V_BYTES);
 #pragma unroll
@@ -495,47 +540,40 @@ __device__ __forceinline__ void produce(const Arguments& args, const Shared& sme
   Turn<Q_STAGES> q;
   Turn<NUM_STAGES> kv;
   Turn<2> next;
-  for (u32 index = block_index();;) {
-    mbarrier_wait(smem.tile_empty + next.stage() * 8, next.parity() ^ 1);
-    st_shared_b32(smem.tile + next.stage() * 4, index);
-    mbarrier_arrive(smem.tile_full + next.stage() * 8);
-    next.next();
-    if (index >= args.num_tiles) break;
-    int drawn = 0;
+  u32 index = block_index();
+  while (index < args.num_tiles) {
     const Tile tile = tile_at(args, index);
+    tell_tile(smem, next, tile);
+    next.next();
     const Visit visit = visit_of(args, tile, tile.i * B_r, B_r);
     const int h_k = tile.h / args.group_size;
-    mbarrier_wait(smem.q_empty + q.stage() * 8, q.parity() ^ 1);
-    mbarrier_arrive_expect_tx(smem.q_full + q.stage() * 8, WARPGROUPS * Q_LOADED);
-#pragma unroll
-    for (int warpgroup = 0; warpgroup < WARPGROUPS; ++warpgroup) {
-#pragma unroll
-      for (int part = 0; part < SUBTILES; ++part) {
-        tma_load_4d(smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES + part * 64 * 128,
-                    args.q_map, part * 64, visit.q_first + warpgroup * 64, tile.h, tile.b,
-                    smem.q_full + q.stage() * 8);
-      }
-    }
+    // The first keys come before the queries, whose place the tile before may still need.
+    int j = visit.j_end - 1;
+    if (j >= visit.j_begin) load_k(args, smem, kv, tile.b, h_k, j);
+    load_q(args, smem, q, tile);
     q.next();
     // The next tile is drawn late, with this one's last keys, so that no block holds one that
     // another could begin.
-    int j = visit.j_end - 1;
+    int drawn = 0;
     if (j < visit.j_begin) drawn = atomic_add_global_s32(args.next_tile, 1);
     while (j >= visit.j_begin) {
       const int j_next = j - 1;
       if (j_next < visit.j_begin) drawn = atomic_add_global_s32(args.next_tile, 1);
-      load_k_v(args, smem, kv, tile.b, h_k, j);
+      load_v(args, smem, kv, tile.b, h_k, j);
       kv.next();
+      if (j_next >= visit.j_begin) load_k(args, smem, kv, tile.b, h_k, j_next);
       j = j_next;
     }
     index = redux_or_b32(grid_size() + drawn, 1);
   }
+  tell_tile(smem, next, {0, 0, NO_TILE});
   // The last block to finish leaves the counters as it found them.
   if (atomic_add_global_s32(args.next_tile + 1, 1) == grid_size() - 1) {
     st_global_s32(args.next_tile, 0);
     st_global_s32(args.next_tile + 1, 0);
   }
 }
+
 // ---- Products ------------------------------------------------------------------------------
 
 // Issues S_ij = Q_i K_j^T, unscaled.
@@ -701,6 +739,13 @@ __device__ __forceinline__ void stage_rows(const float (&O_rmem)[CHUNKS_V * 4], 
   named_barrier_sync(8 + warpgroup, 128);  // O_i is complete in shared memory
 }
 
+// O_i of the tile before this one has left its place by now: that is Q_i's again.
+__device__ __forceinline__ void give_back_output(const Shared& smem, const Turn<Q_STAGES>& q) {
+  if (q.is_first()) return;
+  bulk_wait_group_read<0>();
+  mbarrier_arrive(smem.q_empty + (q.stage() ^ 1) * 8);
+}
+
 // ---- A consumer warpgroup: 64 rows of each tile --------------------------------------------
 
 // A tile of which the warpgroup's own rows see nothing: its buffers go back unread.
@@ -731,12 +776,11 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
   Turn<2> next;
   while (true) {
     mbarrier_wait(smem.tile_full + next.stage() * 8, next.parity());
-    const u32 index = redux_or_b32(ld_shared_b32(smem.tile + next.stage() * 4), 0xffffffff);
-    warp_sync();  // every lane has read the index
+    const Tile tile = read_tile(smem.tile + next.stage() * 16);
+    warp_sync();  // every lane has read the tile
     if (lane == 0) mbarrier_arrive(smem.tile_empty + next.stage() * 8);
     next.next();
-    if (index >= args.num_tiles) break;
-    const Tile tile = tile_at(args, index);
+    if (tile.i == NO_TILE) break;
     const Visit visit = visit_of(args, tile, tile.i * B_r, B_r);
     const Visit own = own_visit(args, tile, visit, warpgroup);
     const int row_first = visit.q_first + warpgroup * 64 + warp_row + lane / 4;
@@ -769,6 +813,7 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
         mask_scores(args, tile, S_rmem, row_first, j * B_c + lane % 4 * 2);
       }
       softmax_exact<true>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
+      if (thread_index() % 128 == 0) give_back_output(smem, q);
       --j;
       for (; j >= own.j_begin && j >= own.full_end; --j) {  // the diagonal's tiles
         // S_ij = Q_i K_j^T, and O_i += P V of the tile before
@@ -828,6 +873,8 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
       wgmma_guard(O_rmem);
       if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage() * 8);
       v.next();
+    } else {
+      if (thread_index() % 128 == 0) give_back_output(smem, q);
     }
 
     finish_rows(args, tile, O_rmem, m_i, l_i, row_first, scale_log2);
@@ -840,8 +887,6 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
                      visit.q_first + warpgroup * 64, tile.h, tile.b);
       }
       bulk_commit_group();
-      bulk_wait_group_read<0>();
-      mbarrier_arrive(smem.q_empty + q.stage() * 8);
     }
     q.next();
   }
@@ -855,7 +900,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1)
   constexpr int K_OFFSET = Q_STAGES * WARPGROUPS * Q_BYTES;
   constexpr int V_OFFSET = K_OFFSET + NUM_STAGES * K_BYTES;
   constexpr int BARRIERS_OFFSET = V_OFFSET + NUM_STAGES * V_BYTES;
-  constexpr int BARRIERS = 2 * Q_STAGES + 4 * NUM_STAGES + 5;
+  constexpr int BARRIERS = 2 * Q_STAGES + 4 * NUM_STAGES + 4;
   Shared smem;
   smem.Q = smem_region(0, K_OFFSET, "Q_smem");
   smem.K = smem_region(K_OFFSET, NUM_STAGES * K_BYTES, "K_smem");
@@ -868,7 +913,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1)
   smem.v_empty = smem.v_full + NUM_STAGES * 8;
   smem.tile_full = smem.v_empty + NUM_STAGES * 8;
   smem.tile_empty = smem.tile_full + 16;
-  smem.tile = smem.tile_empty + 16;
+  smem.tile = smem_region(BARRIERS_OFFSET + BARRIERS * 8, 32, "tiles_smem");
 
   if (thread_index() == 0) {
     prefetch_tensormap(args.q_map);
