@@ -625,19 +625,22 @@ __device__ __forceinline__ float row_maximum(float row_max, const float (&S_rmem
   return max_f32(row_max, shfl_bfly_f32(row_max, 2));
 }
 
-// P_ij = exp(S_ij - base) of row `half`. Returns this thread's share of the row's sum.
-__device__ __forceinline__ float exponentiate(u32 (&P_rmem)[B_c / 16][4],
-                                              const float (&S_rmem)[N_TILES * 4], float base_log2,
-                                              float scale_log2, int half) {
-  float sum = 0.0f;
+// P_ij = 2^(S_ij * scale_log2 - base_log2); adds this thread's share of the rows' sums to `sum`.
+__device__ __forceinline__ void exponentiate(u32 (&P_rmem)[B_c / 16][4], float (&sum)[2],
+                                             const float (&S_rmem)[N_TILES * 4],
+                                             const float (&base_log2)[2], float scale_log2) {
 #pragma unroll
   for (int n = 0; n < N_TILES; ++n) {
-    const float p0 = ex2_approx_f32(S_rmem[4 * n + 2 * half] * scale_log2 - base_log2);
-    const float p1 = ex2_approx_f32(S_rmem[4 * n + 2 * half + 1] * scale_log2 - base_log2);
-    sum += p0 + p1;
-    P_rmem[n / 2][n % 2 * 2 + half] = cvt_rn_bf16x2_f32(p0, p1);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float s0 = S_rmem[4 * n + 2 * half];
+      const float s1 = S_rmem[4 * n + 2 * half + 1];
+      const float p0 = ex2_approx_f32(s0 * scale_log2 - base_log2[half]);
+      const float p1 = ex2_approx_f32(s1 * scale_log2 - base_log2[half]);
+      sum[half] += p0 + p1;
+      P_rmem[n / 2][n % 2 * 2 + half] = cvt_rn_bf16x2_f32(p0, p1);
+    }
   }
-  return sum;
 }
 
 // The row maximum of this tile joins m_i; P_ij = exp(S_ij - m_i), and l_i (this thread's share) and
@@ -649,29 +652,24 @@ __device__ __forceinline__ float softmax_exact(float (&m_i)[2], float (&l_i)[2],
                                                u32 (&P_rmem)[B_c / 16][4],
                                                const float (&S_rmem)[N_TILES * 4],
                                                float scale_log2) {
-  float smaller = 1.0f;
+  float alpha[2];
+  float base_log2[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float row_max = row_maximum(m_i[half], S_rmem, half);
     // A row without a visible key so far: exp(-inf - 0) is 0 where -inf - -inf were NaN.
     const float base = row_max == negative_infinity() ? 0.0f : row_max;
-    const float base_log2 = base * scale_log2 + HEADROOM;
-    const float sum = exponentiate(P_rmem, S_rmem, base_log2, scale_log2, half);
-    if (FIRST) {
-      l_i[half] = sum;
-    } else {
-      const float alpha = ex2_approx_f32((m_i[half] - base) * scale_log2);
-#pragma unroll
-      for (int n = 0; n < CHUNKS_V; ++n) {
-        O_rmem[4 * n + 2 * half] *= alpha;
-        O_rmem[4 * n + 2 * half + 1] *= alpha;
-      }
-      l_i[half] = l_i[half] * alpha + sum;
-      smaller = min_f32(smaller, alpha);
-    }
+    base_log2[half] = base * scale_log2 + HEADROOM;
+    alpha[half] = FIRST ? 1.0f : ex2_approx_f32((m_i[half] - base) * scale_log2);
     m_i[half] = row_max;
+    l_i[half] *= alpha[half];
   }
-  return smaller;
+  if (!FIRST) {
+#pragma unroll
+    for (int e = 0; e < CHUNKS_V * 4; ++e) O_rmem[e] *= alpha[e / 2 % 2];
+  }
+  exponentiate(P_rmem, l_i, S_rmem, base_log2, scale_log2);
+  return min_f32(alpha[0], alpha[1]);
 }
 
 // The same softmax without a look at the maximum: any m_i gives it while nothing overflows. S_ij is
@@ -681,14 +679,15 @@ __device__ __forceinline__ void softmax_optimistic(float (&m_i)[2], float (&l_i)
                                                    u32 (&P_rmem)[B_c / 16][4],
                                                    const float (&S_rmem)[N_TILES * 4],
                                                    float scale_log2) {
-  const float sum_0 = exponentiate(P_rmem, S_rmem, m_i[0] * scale_log2 + HEADROOM, scale_log2, 0);
-  const float sum_1 = exponentiate(P_rmem, S_rmem, m_i[1] * scale_log2 + HEADROOM, scale_log2, 1);
+  const float base_log2[2] = {m_i[0] * scale_log2 + HEADROOM, m_i[1] * scale_log2 + HEADROOM};
+  float sum[2] = {0.0f, 0.0f};
+  exponentiate(P_rmem, sum, S_rmem, base_log2, scale_log2);
   // NaN (from m_i = -inf) is out of range too.
-  if (vote_any(!(sum_0 < OPTIMISTIC_LIMIT) || !(sum_1 < OPTIMISTIC_LIMIT))) {
+  if (vote_any(!(sum[0] < OPTIMISTIC_LIMIT) || !(sum[1] < OPTIMISTIC_LIMIT))) {
     softmax_exact<false>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
   } else {
-    l_i[0] += sum_0;
-    l_i[1] += sum_1;
+    l_i[0] += sum[0];
+    l_i[1] += sum[1];
   }
 }
 // ---- O_i and L_i leave ---------------------------------------------------------------------
