@@ -231,6 +231,14 @@ BUGS: Mapping[str, Bug] = {
         f"{BARRIER}  if (t == 0) {{\n    {STORE}  // BUG\n    bulk_commit_group();\n    bulk_wait_group<0>();\n  }}",
         options=OUT,
     ),
+    "a store that begins before the tensor": Bug(
+        "operand",
+        "a TMA store begins at a negative coordinate, on which the GPU traps: -2 in dimension 1",
+        f"{BARRIER}{WRITE}  fence_proxy_async();\n  barrier_sync();\n  if (t == 0) {{\n"
+        f"    {STORE.replace('0, 0, 0, 0', '0, -2, 0, 0')}  // BUG\n"
+        "    bulk_commit_group();\n    bulk_wait_group<0>();\n  }",
+        options=OUT,
+    ),
     "a store into an input": Bug(
         "read-only",
         "of 'in', which has 8192 bytes, an input",

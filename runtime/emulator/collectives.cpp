@@ -200,8 +200,7 @@ extern "C" bool emulator_vote_any(bool predicate, const char* file, int line) {
   return mine.result;
 }
 
-extern "C" unsigned emulator_redux_or(unsigned value, unsigned lanes, const char* file,
-                                      int line) {
+extern "C" unsigned emulator_redux_or(unsigned value, unsigned lanes, const char* file, int line) {
   if (lanes == 1u << lane_of(current)) return value;  // the only lane that is here
   if (lanes != ~0u) {
     report("operand", {"redux_or_b32", file, line},

@@ -4,6 +4,8 @@
     python -m flashsmith.runtime.emulator.conformance --out FILE --gpu-only  the same, the engine's part left for later
     python -m flashsmith.runtime.emulator.conformance --replay FILE          anywhere, with the GPU's recorded outputs
 
+`--new-against EARLIER` runs only what has not passed in that record, and takes the rest from it.
+
 The file is JSON: the GPU, the engine, and per case the rule, the count of words that break it and the worst difference.
 It keeps the GPU's outputs (their digest alone where the engine gave the same bits), so that the engine can be held
 against them again without the GPU. Without a C++ compiler the GPU's outputs are recorded for a later replay.
@@ -26,11 +28,22 @@ from typing import Any
 
 from ...generator.errors import EmulatorError, FlashsmithError, LaunchError, MissingComponentError
 from .conformance_cases import cases_for
+from .conformance_earlier import in_order, passed_before, require_same_gpu, runs_before
 from .conformance_kernels import ENTRY, Case
-from .conformance_record import Record, broken_engine, compare, line_of, record_of, replay, require_same_case
+from .conformance_record import (
+    Record,
+    broken_engine,
+    compare,
+    is_comparable,
+    line_of,
+    record_of,
+    replay,
+    require_same_case,
+)
+from .conformance_rules import TrapRule
 from .conformance_worker import Gpu, Outcome, WorkerGpu, isolate
 
-SCHEMA = 2
+SCHEMA = 3
 #: Seconds that one case may take on the GPU.
 CASE_SECONDS = 10.0
 #: Seconds between two writes of an unfinished record.
@@ -39,6 +52,8 @@ _SAVE_SECONDS = 2.0
 
 def run_on_engine(case: Case, **options: Any) -> Any:
     """The words that the engine writes for `case`. Raises EmulatorError where the kernel breaks a rule.
+
+    For a case that must trap, the messages of the engine's findings instead.
 
     `options` are those of `emulate_text`: the flavour and the schedule.
     """
@@ -60,6 +75,8 @@ def run_on_engine(case: Case, **options: Any) -> Any:
         buffers=tuple(HostBuffer(a.ctypes.data, a.nbytes, name, name == "out") for name, a in arrays.items()),
         **options,
     )
+    if isinstance(case.rule, TrapRule):
+        return [finding.message for finding in report.findings]
     report.require_clean()
     return out
 
@@ -67,9 +84,10 @@ def run_on_engine(case: Case, **options: Any) -> Any:
 class Conformance:
     """One run: the cases on the GPU, one after another, while the engine runs them on all cores; then the comparison.
 
-    `result()` is whole at any time: a case that has not run is recorded as that. `engine` False leaves the comparison
-    for a replay. `deadline` is of time.monotonic(): what has not ended by then is left out. `save` gets the unfinished
-    result now and then, and the finished one.
+    `result()` is whole at any time: a case that has not run is recorded as that. `engine` None leaves the comparison
+    for a replay. `earlier` is a record whose passing cases are taken over instead of run. `deadline` is of
+    time.monotonic(): what has not ended by then is left out. `save` gets the unfinished result now and then, and the
+    finished one.
     """
 
     def __init__(
@@ -77,6 +95,7 @@ class Conformance:
         cases: Sequence[Case],
         *,
         engine: dict[str, str] | None,
+        earlier: dict[str, Any] | None = None,
         deadline: float = math.inf,
         case_s: float = CASE_SECONDS,
         progress: Callable[[str], None] = lambda _: None,
@@ -90,7 +109,15 @@ class Conformance:
         self._save = save
         self._saved = time.monotonic()
         self._gpu_identity: dict[str, Any] = {}
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, Record] = passed_before(cases, earlier)
+        self._to_run = in_order([case for case in cases if case.name not in self._records], earlier)
+        self._earlier = earlier
+        self._earlier_runs = runs_before(earlier) if earlier and self._records else []
+
+    @property
+    def to_run(self) -> Sequence[Case]:
+        """The cases that have not passed before, in the order in which they run."""
+        return self._to_run
 
     def result(self) -> dict[str, Any]:
         """The whole record as it stands."""
@@ -101,27 +128,36 @@ class Conformance:
             "schema": SCHEMA,
             "gpu": self._gpu_identity,
             "engine": self._engine,
+            **({"earlier_runs": self._earlier_runs} if self._earlier_runs else {}),
             "passed": False if False in passed else None if None in passed else True,
             "cases": records,
         }
 
     def run(self, gpu: Gpu, identity: dict[str, Any]) -> dict[str, Any]:
-        """The result after all cases ran on `gpu`, and on the engine unless that is left out."""
+        """The result after all cases ran on `gpu`, and on the engine unless that is left out.
+
+        Raises EmulatorError where `earlier` is of another GPU.
+        """
         self._gpu_identity = identity
-        with _Engine(self._cases.values() if self._engine else ()) as engine:
+        if self._earlier is not None:
+            require_same_gpu(self._earlier, identity)
+            self._say(f"{len(self._records)} cases have passed before and do not run")
+        with _Engine(self._to_run if self._engine else ()) as engine:
             try:
                 self._run_on_gpu(gpu)
             finally:
                 self._save(self.result())
-            for name, record in self._records.items():
-                if self._engine and record["status"] == "ran":
-                    self._records[name] = self._compared(self._cases[name], record, engine)
+            for case in self._to_run if self._engine else ():
+                record = self._records.get(case.name)
+                if record and is_comparable(case, record["status"]):
+                    self._records[case.name] = self._compared(case, record, engine)
         self._save(self.result())
         return self.result()
 
     def replay(self, recorded: dict[str, Any]) -> dict[str, Any]:
         """The result from the GPU's outputs in `recorded`. Raises EmulatorError for the record of another kernel."""
         self._gpu_identity = recorded["gpu"]
+        self._earlier_runs = recorded.get("earlier_runs", [])
         known = {record["name"]: record for record in recorded["cases"]}
         for name, case in self._cases.items():
             if name not in known:
@@ -141,7 +177,7 @@ class Conformance:
 
     def _run_on_gpu(self, gpu: Gpu) -> None:
         crashed = []
-        for case in self._cases.values():
+        for case in self._to_run:
             limit = min(self._case_s, self._left())
             if limit <= 0:
                 self._say(f"the time is over: {len(self._cases) - len(self._records)} cases have not run")
@@ -150,7 +186,7 @@ class Conformance:
                 outcome = gpu(case, case.blocks, limit)
             except LaunchError as error:  # no process can use the GPU any more
                 outcome = Outcome("not run", message=str(error))
-            if outcome.status == "crash":
+            if outcome.status == "crash" and not isinstance(case.rule, TrapRule):
                 crashed.append(case)
             self._keep(record_of(case, outcome))
             if outcome.status == "not run":
@@ -218,7 +254,7 @@ def conform(
     identity = _gpu_identity()
     if gpu is not None:
         return conformance.run(gpu, identity)
-    workers = WorkerGpu(cases)
+    workers = WorkerGpu(conformance.to_run)
     try:
         return conformance.run(workers, identity)
     finally:
@@ -259,6 +295,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, help="write the record here")
     parser.add_argument("--replay", type=Path, help="take the GPU's outputs from this record instead of a GPU")
+    parser.add_argument("--new-against", type=Path, metavar="EARLIER", help="run only what has not passed in there")
     parser.add_argument("--only", metavar="TEXT", default="", help="only the cases whose name contains TEXT")
     parser.add_argument("--gpu-only", action="store_true", help="record the GPU's outputs; compare in a later --replay")
     parser.add_argument("--budget-s", type=float, metavar="S", default=math.inf, help="end after S seconds")
@@ -273,6 +310,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.out is None and chosen.replay is None:
         parser.error("one of --out and --replay is needed")
+    if chosen.new_against is not None and chosen.replay is not None:
+        parser.error("--new-against is for a run on a GPU, and --replay needs none")
     if chosen.gpu_only and chosen.replay is not None:
         parser.error("--gpu-only leaves out what --replay is for")
     options: dict[str, Any] = {"deadline": start + chosen.budget_s, "case_s": chosen.case_s}
@@ -282,6 +321,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options["engine"] = None
     try:
         recorded = json.loads(chosen.replay.read_text()) if chosen.replay else None
+        if chosen.new_against is not None:
+            options["earlier"] = json.loads(chosen.new_against.read_text())
         cc = (recorded["gpu"] if recorded else _gpu_identity()).get("cc", "")
         cases = [case for case in cases_for(cc) if chosen.only in case.name]
         result = conform(cases, recorded=recorded, progress=lambda line: print(line, flush=True), **options)

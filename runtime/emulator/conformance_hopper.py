@@ -9,12 +9,14 @@ from ...generator.families.forward_sm90 import REGISTERS
 from . import conformance_inputs as inputs
 from .conformance_hopper_case import HopperCase
 from .conformance_tma import tma_cases
+from .conformance_tma_stores import store_cases, trapping_cases
 from .conformance_wgmma import wgmma_cases
 
 
 def hopper_cases() -> tuple[HopperCase, ...]:
-    """Every case, in a fixed order."""
-    return (*tma_cases(), *wgmma_cases(), *_barriers(), *_registers_and_rows())
+    """Every case, in a fixed order; those that are expected to trap last."""
+    others = (*tma_cases(), *store_cases(), *wgmma_cases(), *_barriers(), *_registers_and_rows())
+    return (*others, *trapping_cases())
 
 
 def _barriers() -> list[HopperCase]:

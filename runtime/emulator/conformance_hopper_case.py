@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from types import SimpleNamespace
 
+from ...generator.digest import digest_of
 from ...generator.environment import environment
 from ...generator.source import Section
 from .conformance_kernels import ENTRY, FUNCTIONS, Case, used_primitives
@@ -62,6 +63,11 @@ class HopperCase(Case):
         )
         primitives = used_primitives(_primitives(kernel), kernel)
         return (Section("types", _TYPES), Section("primitives", primitives), Section("kernel", kernel))
+
+    @cached_property
+    def digest(self) -> str:
+        """As of any case, and of the tensor map."""
+        return super().digest if self.map is None else digest_of([super().digest, asdict(self.map)])
 
     def pointers(self) -> tuple[int, ...]:
         return (*((8,) if self.map else ()), 128, 136, 144, 152)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...generator.digest import digest_of
 from ...generator.environment import environment
+from ...generator.errors import EmulatorError
 from ...generator.source import Section
 from . import conformance_inputs as inputs
 from .conformance_rules import BITS, NAN_OR_BITS, ErrorRule, MmaRule, Rule
@@ -135,8 +136,13 @@ def _ampere_primitives() -> str:
 
 def used_primitives(primitives: str, kernel: str) -> str:
     """Those of `primitives` that `kernel` calls, directly or through one another: others may change without a rerun."""
-    chunks = primitives.split("\n\n")
-    by_name = {match[1]: chunk for chunk in chunks if (match := _FUNCTION_NAME.search(chunk))}
+    by_name: dict[str, str] = {}
+    for chunk in primitives.split("\n\n"):
+        names = _FUNCTION_NAME.findall(chunk)
+        if len(names) > 1:  # the second would be missing from the text of the kernels that call it
+            raise EmulatorError(f"A blank line must precede each primitive, but {names} follow without one. Add it.")
+        if names:
+            by_name[names[0]] = chunk
     used: set[str] = set()
     text = kernel
     while found := {name for name in re.findall(r"\b\w+\b", text) if name in by_name} - used:

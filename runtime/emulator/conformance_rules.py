@@ -143,6 +143,25 @@ class MmaRule:
         return Comparison(int(different.sum()), worst, unit, _example(different, gpu, engine))
 
 
+@dataclass(frozen=True, slots=True)
+class TrapRule:
+    """No output: the GPU must raise an illegal instruction, and the engine must report what says `finding`."""
+
+    finding: str
+    exact: bool = True
+
+    @property
+    def text(self) -> str:
+        return f"traps: the GPU raises an illegal instruction, and the engine reports that {self.finding}"
+
+    def canonical(self, words: Any) -> Any:
+        return words
+
+    def compare(self, gpu: Any, engine: Any, arrays: Mapping[str, Any]) -> Comparison:
+        """For a GPU that did not trap, as that is what gives `gpu`: every word of it breaks the rule."""
+        return Comparison(int(gpu.size), float(gpu.size), "words", "the GPU ran to the end, but should have trapped")
+
+
 def exact_mma(dtype: str, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
     """(A B + C, |A| |B| + |C|) in fp64, as lane-ordered accumulators (block, lane, 4).
 

@@ -1,4 +1,4 @@
-"""The TMA cases of the conformance program: loads and stores of 3 to 5 dimensions in every swizzle, and bulk groups."""
+"""The TMA cases of the conformance program: loads of 3 to 5 dimensions in every swizzle, and bulk groups."""
 
 from __future__ import annotations
 
@@ -16,21 +16,18 @@ _COORDINATES = (
     (0, 0, 0, 0, 0), (8, 1, 2, 1, 1), (-8, -2, -1, 0, 0), (64, 4, 4, 2, 1), (32, -1, 3, -1, 0), (-64, 0, 0, 0, 0),
     (72, 1, 1, 1, 1), (16, 6, 0, 0, 0), (0, 0, 5, 0, 0), (-16, 5, -1, 2, -1), (24, 2, 1, 1, 2), (40, 3, 4, -1, 1),
 )  # fmt: skip
-_SWIZZLES = (16, 32, 64, 128)
+#: Ranks and swizzles of the loads and of the stores.
+KINDS = tuple(itertools.product((3, 4, 5), (16, 32, 64, 128)))
 #: Sizes of the loaded tensors by rank; 70 columns end inside 16 bytes.
 _LOADED = {3: (70, 30, 6), 4: (72, 6, 5, 3), 5: (72, 6, 5, 3, 2)}
-#: Sizes of the stored tensors but for the last one, a slab a block.
-_STORED = {3: (72, 30), 4: (72, 6, 5), 5: (72, 6, 5, 3)}
 
 Starts = Sequence[tuple[int, ...]]
 
 
 def tma_cases() -> list[HopperCase]:
-    """Loads and stores of boxes that touch the tensor, then of boxes that lie outside of it, then the groups."""
-    kinds = [(rank, swizzle) for rank in (3, 4, 5) for swizzle in _SWIZZLES]
+    """Loads of boxes that touch the tensor, then of boxes that lie outside of it, then the groups of stores."""
     return [
-        *(_load(rank, swizzle, touching=touching) for touching in (True, False) for rank, swizzle in kinds),
-        *(_store(rank, swizzle, touching=touching) for touching in (True, False) for rank, swizzle in kinds),
+        *(_load(rank, swizzle, touching=touching) for touching in (True, False) for rank, swizzle in KINDS),
         _groups(),
     ]
 
@@ -46,22 +43,27 @@ def starts(sizes: tuple[int, ...], box: tuple[int, ...], *, touching: bool) -> S
     return found
 
 
-def _map(array: str, sizes: tuple[int, ...], box: tuple[int, ...], swizzle: int) -> MapSpec:
+def map_of(array: str, sizes: tuple[int, ...], box: tuple[int, ...], swizzle: int) -> MapSpec:
+    """The map of a dense tensor of `sizes` in `array`, whose rows are padded to 16 bytes."""
     rows = -(-sizes[0] * 2 // 16) * 16
     return MapSpec(
         array, sizes, tuple(itertools.accumulate(sizes[1:-1], lambda a, b: a * b, initial=rows)), box, swizzle
     )
 
 
-def _box(rank: int, swizzle: int) -> tuple[int, ...]:
+def box_of(rank: int, swizzle: int) -> tuple[int, ...]:
+    """The box that is copied: as wide as the swizzle's span, or 64 bytes without one."""
     return (swizzle // 2 if swizzle > 16 else 32, 5, 2, 2, 1)[:rank]
 
 
-def _at(rank: int) -> str:
+def coordinates(rank: int) -> str:
+    """The arguments of the instruction: block b's box begins at the b-th `rank` words of `args.in2`."""
     return ", ".join(f"static_cast<int>(ld_u32(args.in2 + block_index() * {rank} + {i}))" for i in range(rank))
 
 
-def _inputs(words: int, at: Starts) -> Callable[[], Mapping[str, Any]]:
+def inputs_of(words: int, at: Starts) -> Callable[[], Mapping[str, Any]]:
+    """Random `words`, and where each block's box begins."""
+
     def make() -> Mapping[str, Any]:
         import numpy as np
 
@@ -70,12 +72,8 @@ def _inputs(words: int, at: Starts) -> Callable[[], Mapping[str, Any]]:
     return make
 
 
-def _name(what: str, rank: int, swizzle: int, *, touching: bool) -> str:
-    return f"tma_{what}_{rank}d swizzle {swizzle}" + ("" if touching else " outside")
-
-
 def _load(rank: int, swizzle: int, *, touching: bool) -> HopperCase:
-    bound = _map("in", _LOADED[rank], _box(rank, swizzle), swizzle)
+    bound = map_of("in", _LOADED[rank], box_of(rank, swizzle), swizzle)
     at = starts(bound.sizes, bound.box, touching=touching)
     volume = 2 * math.prod(bound.box)
     body = f"""\
@@ -89,49 +87,20 @@ def _load(rank: int, swizzle: int, *, touching: bool) -> HopperCase:
   barrier_sync();
   if (lane == 0) {{
     mbarrier_arrive_expect_tx(barrier, {volume});
-    tma_load_{rank}d(tile, args.map, {_at(rank)}, barrier);
+    tma_load_{rank}d(tile, args.map, {coordinates(rank)}, barrier);
   }}
   mbarrier_wait(barrier, 0);
   for (int i = lane; i < {volume // 4}; i += 128) st_u32(args.out + first + i, ld_shared_b32(tile + i * 4));
 """
     return HopperCase(
-        _name("load", rank, swizzle, touching=touching),
+        f"tma_load_{rank}d swizzle {swizzle}" + ("" if touching else " outside"),
         body,
-        _inputs(bound.strides[-1] * bound.sizes[-1] // 4, at),
+        inputs_of(bound.strides[-1] * bound.sizes[-1] // 4, at),
         blocks=len(at),
         items=volume // 4,
         note=f"boxes at {', '.join(map(str, at))}",
         map=bound,
         smem_bytes=volume + 16,
-    )
-
-
-def _store(rank: int, swizzle: int, *, touching: bool) -> HopperCase:
-    sizes, box = _STORED[rank], _box(rank - 1, swizzle)
-    at = starts(sizes, box, touching=touching)
-    bound = _map("out", (*sizes, len(at)), (*box, 1), swizzle)
-    volume = 2 * math.prod(box)
-    body = f"""\
-  const u32 tile = smem_region(0, {volume}, "tile");
-  for (int i = lane; i < {volume // 4}; i += 128) st_shared_b32(tile + i * 4, ld_u32(args.in + i));
-  fence_proxy_async();
-  barrier_sync();
-  if (lane == 0) {{
-    tma_store_{rank}d(args.map, tile, {_at(rank - 1)}, static_cast<int>(block_index()));
-    bulk_commit_group();
-    bulk_wait_group_read<0>();
-    bulk_wait_group<0>();
-  }}
-"""
-    return HopperCase(
-        _name("store", rank, swizzle, touching=touching),
-        body,
-        _inputs(volume // 4, at),
-        blocks=len(at),
-        items=math.prod(sizes) // 2,
-        note=f"what lies outside is dropped, untouched words stay all ones; boxes at {', '.join(map(str, at))}",
-        map=bound,
-        smem_bytes=volume,
     )
 
 
@@ -167,6 +136,6 @@ def _groups() -> HopperCase:
         blocks=1,
         items=384,
         note="a tile is overwritten once its own group has been read, with a newer one in flight",
-        map=_map("out", (32, 8, 3), (32, 8, 1), 64),
+        map=map_of("out", (32, 8, 3), (32, 8, 1), 64),
         smem_bytes=1024,
     )

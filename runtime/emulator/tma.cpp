@@ -260,6 +260,13 @@ extern "C" void emulator_tma_store(const void* map, int rank, const int* at, uns
   Stores& mine = stores[current];
   Store store{box_of(map, rank, at, src, place), mine.committed + 1};
   const Box& box = store.box;
+  for (int d = 0; d < rank; ++d) {
+    if (at[d] < 0)
+      refuse(place,
+             format("a TMA store begins at a negative coordinate, on which the GPU traps: %d in "
+                    "dimension %d; only a load may begin before the tensor",
+                    at[d], d));
+  }
   for_each_row(box, [&](const u8*, int first, int valid, int offset) {
     for (int i = 0; i < box.row_bytes(); i += kChunk) {
       const u32 from = swizzled(box.smem + static_cast<u32>(offset + i), box.span());

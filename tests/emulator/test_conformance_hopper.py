@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers_conformance import fake_gpu
 
 from flashsmith.generator.environment import environment
-from flashsmith.generator.errors import MissingComponentError
+from flashsmith.generator.errors import EmulatorError, MissingComponentError
 from flashsmith.runtime.emulator import conformance
 from flashsmith.runtime.emulator.conformance_cases import every_case
 from flashsmith.runtime.emulator.conformance_hopper import hopper_cases
 from flashsmith.runtime.emulator.conformance_hopper_case import HopperCase
+from flashsmith.runtime.emulator.conformance_kernels import Case, used_primitives
 from flashsmith.runtime.emulator.conformance_layouts import accumulators_of, product, swizzled
+from flashsmith.runtime.emulator.conformance_record import compare, record_of, replay
 from flashsmith.runtime.emulator.conformance_tma import _COORDINATES, starts
+from flashsmith.runtime.emulator.conformance_tma_stores import store_cases, trapping_cases
+from flashsmith.runtime.emulator.conformance_worker import Outcome
 
 CASES = {case.name: case for case in hopper_cases()}
 RECORDS = sorted((Path(__file__).parent / "data").glob("conformance_*.json"))
@@ -30,6 +37,11 @@ FEW_PRODUCTS = [
     for name in PRODUCTS
     if "span 128" not in name or name[10:].split("k")[0] in ("8", "80", "176", "256") or "normal" in name
 ]
+
+
+STORES = [case.name for case in store_cases()]
+TRAPS = [CASES[case.name] for case in trapping_cases()]
+TRAPPED = Outcome("crash", message="CUDA failed while running it: CUDA_ERROR_ILLEGAL_INSTRUCTION (715)")
 
 
 def engine(name: str) -> np.ndarray:
@@ -70,19 +82,89 @@ def test_tma_loads_by_their_definition(rank: int, swizzle: int, where: str) -> N
     assert (touched == 0) == (where != "")
 
 
-@pytest.mark.parametrize("where", ["", " outside"])
-@pytest.mark.parametrize("swizzle", [16, 32, 64, 128])
-@pytest.mark.parametrize("rank", [3, 4, 5])
-def test_tma_stores_by_their_definition(rank: int, swizzle: int, where: str) -> None:
-    case = CASES[f"tma_store_{rank}d swizzle {swizzle}{where}"]
+@pytest.mark.parametrize("name", STORES)
+def test_tma_stores_by_their_definition(name: str) -> None:
+    case = CASES[name]
+    assert case.map is not None
     tile = case.arrays["in"].view(np.uint16)
     expected = np.full(case.blocks * case.items * 2, 0xFFFF, dtype=np.uint16)
-    for block, at in enumerate(case.arrays["in2"].view(np.int32).reshape(-1, rank - 1).tolist()):
-        for place, index in boxes(case, (*at, block)):
-            if index is not None:
-                expected[element(case, index)] = tile[place // 2]
-    np.testing.assert_array_equal(engine(case.name).view(np.uint16), expected)
-    assert (expected == 0xFFFF).all() == (where != "")
+    for at in case.arrays["in2"].view(np.int32).reshape(case.blocks, -1).tolist():
+        assert min(at) >= 0
+        touched = [(place, index) for place, index in boxes(case, at) if index is not None]
+        for place, index in touched:
+            expected[element(case, index)] = tile[place // 2]
+        share = len(touched) / math.prod(case.map.box)
+        assert share == 0 if "beyond" in name else 0 < share < 1 if "over" in name else share == 1
+    np.testing.assert_array_equal(engine(name).view(np.uint16), expected)
+
+
+def test_stores_end_in_each_dimension_and_for_each_swizzle() -> None:
+    for rank, swizzle in itertools.product((3, 4, 5), (16, 32, 64, 128)):
+        name = f"tma_store_{rank}d swizzle {swizzle}"
+        cases = [CASES[n] for n in STORES if re.fullmatch(f"{name}( [bo].*)?", n)]
+        assert len(cases) == (2 + rank if swizzle == 128 else 3)
+        assert len({case.text for case in cases}) == 1, "one program serves them all"
+        beyond = set()
+        for case in cases:
+            assert case.map is not None
+            for at in case.arrays["in2"].view(np.int32).reshape(case.blocks, -1).tolist():
+                beyond |= {d for d in range(rank) if at[d] == case.map.sizes[d]}
+        assert beyond == set(range(rank))
+
+
+def test_stores_before_the_tensor_come_last_and_are_found_by_the_engine() -> None:
+    assert list(CASES.values())[-4:] == TRAPS
+    for d, case in enumerate(TRAPS):
+        at = case.arrays["in2"].view(np.int32).tolist()
+        assert case.blocks == 1
+        assert [i for i in range(4) if at[i] < 0] == [d]
+        record = record_of(case, TRAPPED)
+        assert (record["status"], record["passed"]) == ("trap", None)
+        messages = conformance.run_on_engine(case)
+        assert compare(case, record, messages)["passed"] is True
+        assert f"{at[d]} in dimension {d}" in messages[0]
+
+
+def test_a_case_that_must_trap_fails_where_one_side_does_not() -> None:
+    case = TRAPS[0]
+    with pytest.raises(EmulatorError, match=r"must find that a TMA store begins at a negative .*, but found nothing"):
+        compare(case, record_of(case, TRAPPED), [])
+    other = record_of(case, Outcome("crash", message="CUDA_ERROR_ILLEGAL_ADDRESS (700)"))
+    assert (other["status"], other["passed"]) == ("crash", False)
+    ran = record_of(case, Outcome("ran", np.zeros(5, dtype=np.uint32)))
+    found = compare(case, ran, ["a TMA store begins at a negative coordinate"])
+    assert (found["passed"], found["mismatches"]) == (False, 5)
+    assert found["example"] == "the GPU ran to the end, but should have trapped"
+    assert found["gpu_output"]
+    # Where nothing asks for it, a trap is a failure like any other.
+    unasked = record_of(CASES["bulk groups"], TRAPPED)
+    assert (unasked["status"], unasked["passed"]) == ("trap", False)
+    assert replay(CASES["bulk groups"], unasked, None) == unasked
+
+
+def test_traps_are_compared_in_a_run_and_in_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformance, "_gpu_identity", lambda: {"name": "no GPU"})
+    chosen = [TRAPS[0], CASES["redux_or_b32"]]
+    ran: list[str] = []
+
+    def gpu(case: Case, blocks: int, limit_s: float) -> Outcome:
+        ran.append(case.name)
+        return TRAPPED if case in TRAPS else fake_gpu(case, blocks, limit_s)
+
+    result = conformance.conform(chosen, gpu=gpu)
+    assert ran == ["redux_or_b32", TRAPS[0].name], "a trap costs the process, so it comes last and only once"
+    assert [(record["name"], record["passed"]) for record in result["cases"]] == [(c.name, True) for c in chosen]
+    assert conformance.conform(chosen, recorded=result) == result
+    monkeypatch.setattr(conformance, "run_on_engine", lambda case: [])
+    assert conformance.conform([TRAPS[0]], recorded=result)["passed"] is False
+
+
+def test_a_record_is_of_its_tensor_map_too() -> None:
+    case = CASES["tma_store_3d swizzle 64"]
+    assert case.map is not None
+    other = replace(case, map=replace(case.map, swizzle=16))
+    assert other.text == case.text
+    assert other.digest != case.digest
 
 
 def test_each_coordinate_is_in_one_case_of_a_kind() -> None:
@@ -182,7 +264,7 @@ def test_every_primitive_of_every_template_is_in_a_case() -> None:
         assert names - called == set()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in PRODUCTS])
+@pytest.mark.parametrize("name", [n for n in CASES if n not in PRODUCTS and CASES[n] not in TRAPS])
 def test_a_case_is_clean_and_gives_the_same_in_any_order(name: str) -> None:
     # A GPU keeps to no schedule: a case that needs one hangs there, or differs.
     expected = engine(name)
@@ -191,22 +273,28 @@ def test_a_case_is_clean_and_gives_the_same_in_any_order(name: str) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-def test_texts_compile_for_a_gpu() -> None:
+def test_every_text_has_its_primitives_and_compiles_for_a_gpu() -> None:
     from flashsmith.runtime import nvrtc
 
     try:
         nvrtc.nvrtc_version()
     except MissingComponentError as missing:
         pytest.skip(str(missing))
-    for name in CASES:
-        if name not in PRODUCTS or name in FEW_PRODUCTS[::5]:
-            assert nvrtc.compile_to_cubin(CASES[name].text, "sm_90a").cubin
+    for text in {case.text for case in CASES.values()}:
+        assert nvrtc.compile_to_cubin(text, "sm_90a").cubin
+
+
+def test_primitives_that_no_blank_line_parts_are_refused() -> None:
+    one, two = (f"__device__ __forceinline__ int {name}(int a) {{\n  return a;\n}}\n" for name in ("one", "two"))
+    assert used_primitives(f"{one}\n{two}", "two(1);") == f"{two}\n"
+    with pytest.raises(EmulatorError, match=r"but \['one', 'two'\] follow without one"):
+        used_primitives(f"{one}{two}", "two(1);")
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_a_recorded_gpu_agrees_with_this_engine(path: Path) -> None:
     recorded = json.loads(path.read_text())
-    digests = {case["name"]: case["case_digest"] for case in recorded["cases"] if case.get("status", "ran") == "ran"}
+    digests = {case["name"]: case["case_digest"] for case in recorded["cases"] if case["passed"]}
     # A case whose kernel or inputs have changed since waits for the next run on a GPU.
     unchanged = [case for case in CASES.values() if digests.get(case.name) == case.digest]
     if not unchanged:
