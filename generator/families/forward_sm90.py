@@ -7,7 +7,7 @@ S_ij = Q_i K_j^T and, of the tile before, O_i += P V run while the other warpgro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from .forward_common import OVERHEAD_REGISTERS, chunks_of, forward_arguments, ti
 
 SOFTMAX = ("exact", "optimistic", "wary")
 SCHEDULES = ("grid", "static", "dynamic")
+P_OPERANDS = ("registers", "shared")
 WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
 #: Consumer warpgroups -> registers per thread of (the producer, a consumer). With the launch's own registers times its
@@ -29,6 +30,10 @@ REGISTERS = {1: (56, 240), 2: (24, 240), 3: (32, 160), 4: (32, 112)}
 #: Of 50 MB of L2, each half of an H200 keeps what it reads in its own. Sections of 16 MiB were up to 2 % faster than
 #: of 32 MiB, and up to 8 % faster than of 64 MiB (d128 and d256 causal, lengths 2k to 16k).
 SECTION_BYTES = 16 << 20
+#: Of P_ij on its way to shared memory: 16 x 16 elements of a warp, and where they go.
+P_REGISTERS = 8
+#: Registers that P_ij must leave free to be nowhere but in registers.
+AMPLE_REGISTERS = 16
 #: TMA's limits on a stride in bytes (cuTensorMapEncodeTiled): a multiple of 16, below 2^40.
 MAX_STRIDE_BYTES = 1 << 40
 
@@ -46,6 +51,8 @@ class ForwardSm90Config(KernelConfig):
     - `pingpong`: warpgroups take turns to issue their products.
     - `schedule`: "grid" gives a block one tile of rows, longest first; "static" spreads the tiles evenly over one block
       per SM; "dynamic" lets each of these draw the next tile, longest first, from a counter.
+    - `p_operand`: where P_ij lies when O_i += P_ij V_j reads it. "registers", as the softmax left it; "shared": in a
+      buffer of the warpgroup's own, which leaves registers for more columns of S_ij.
     """
 
     family: ClassVar[str] = "forward_sm90"
@@ -57,6 +64,7 @@ class ForwardSm90Config(KernelConfig):
     softmax: str
     pingpong: bool
     schedule: str
+    p_operand: str
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_warpgroups <= max(REGISTERS):
@@ -67,7 +75,11 @@ class ForwardSm90Config(KernelConfig):
             raise ConfigError(f"num_stages must be at least 2, but got {self.num_stages}.")
         if self.q_stages not in (1, 2):
             raise ConfigError(f"q_stages must be 1 or 2, but got {self.q_stages}.")
-        for name, value, known in (("softmax", self.softmax, SOFTMAX), ("schedule", self.schedule, SCHEDULES)):
+        for name, value, known in (
+            ("softmax", self.softmax, SOFTMAX),
+            ("schedule", self.schedule, SCHEDULES),
+            ("p_operand", self.p_operand, P_OPERANDS),
+        ):
             if value not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, but got {value!r}.")
 
@@ -137,8 +149,16 @@ class ForwardSm90(Family):
             SOFTMAX,
             (False, True),
             SCHEDULES,
+            P_OPERANDS,
         ):
-            yield ForwardSm90Config(*values)
+            config = ForwardSm90Config(*values)
+            in_registers = self.resources(spec, replace(config, p_operand="registers"))
+            # P_ij in shared memory costs its reads and a barrier or two a tile, and is worth them where registers are
+            # short: for tiles that need it (192 columns instead of 128 for three warpgroups at head dim 64), and for
+            # those that would fit otherwise but leave ptxas little room to mix the softmax with what else there is.
+            if config.p_operand == "shared" and in_registers.registers + AMPLE_REGISTERS <= in_registers.register_cap:
+                continue
+            yield config
 
     def resources(self, spec: AttentionSpec, config: KernelConfig) -> Resources:
         assert isinstance(config, ForwardSm90Config)
@@ -148,9 +168,13 @@ class ForwardSm90(Family):
         kv_bytes = config.num_stages * (tile_bytes(config.B_c, chunks) + tile_bytes(config.B_c, chunks_v))
         words = 2 * config.q_stages + 4 * config.num_stages + (0 if config.schedule == "grid" else 8)
         output, scores, probabilities = chunks_v * 4, config.B_c // 2, config.B_c // 4
+        p_bytes = 0
+        if config.p_operand == "shared":
+            p_bytes = config.num_warpgroups * tile_bytes(WARPGROUP_ROWS, config.B_c // 8)
+            probabilities = P_REGISTERS
         return Resources(
             threads=config.threads,
-            smem_bytes=q_bytes + kv_bytes + 8 * words,
+            smem_bytes=q_bytes + kv_bytes + p_bytes + 8 * words,
             registers=output + scores + probabilities + OVERHEAD_REGISTERS,
             register_cap=REGISTERS[config.num_warpgroups][1],
         )
@@ -158,6 +182,7 @@ class ForwardSm90(Family):
     def exclusion(self, spec: AttentionSpec, config: KernelConfig, arch: Arch) -> Exclusion | None:
         assert isinstance(config, ForwardSm90Config)
         need = self.resources(spec, config)
+        shared = config.p_operand == "shared"
         if need.threads > MAX_THREADS_PER_BLOCK:
             return Exclusion(
                 "threads",
@@ -168,14 +193,15 @@ class ForwardSm90(Family):
             return Exclusion(
                 "shared memory",
                 f"num_warpgroups={config.num_warpgroups}, B_c={config.B_c}, num_stages={config.num_stages},"
-                f" q_stages={config.q_stages} need {need.smem_bytes} bytes of shared memory; {arch} allows"
-                f" {arch.smem_per_block}. Lower B_c or q_stages.",
+                f" q_stages={config.q_stages}, p_operand={config.p_operand} need {need.smem_bytes} bytes of shared memory;"
+                f" {arch} allows {arch.smem_per_block}. Lower B_c or q_stages{', or use p_operand=registers' * shared}.",
             )
         if need.registers > need.register_cap:
             return Exclusion(
                 "registers",
                 f"B_c={config.B_c} keeps {need.registers} registers a thread alive; num_warpgroups="
-                f"{config.num_warpgroups} leaves a consumer {need.register_cap}. Lower B_c or num_warpgroups.",
+                f"{config.num_warpgroups} leaves a consumer {need.register_cap}. Lower B_c or num_warpgroups"
+                f"{', or use p_operand=shared' * (not shared)}.",
             )
         if config.pingpong and config.num_warpgroups == 1:
             return Exclusion("pingpong", "pingpong needs two warpgroups to take turns. Use pingpong=False.")
@@ -187,7 +213,7 @@ class ForwardSm90(Family):
 
     def default_configs(self, spec: AttentionSpec, arch: Arch) -> tuple[ForwardSm90Config, ...]:
         schedule = "static" if spec.mask is None else "dynamic"
-        configs = [ForwardSm90Config(*preferred, schedule) for preferred in _preferred(spec)]
+        configs = [ForwardSm90Config(*preferred, schedule, "registers") for preferred in _preferred(spec)]
         return tuple(config for config in configs if self.exclusion(spec, config, arch) is None)
 
     def arguments(self, spec: AttentionSpec) -> tuple[ArgumentField, ...]:

@@ -37,7 +37,7 @@ __device__ __forceinline__ u64 descriptor_at(u32 tile, const u32* descriptor) {
   return (high << 32 | ld_u32(descriptor)) + ((tile & 0x3ffff) >> 4);
 }
 """
-_WGMMA = re.compile(r"wgmma_m64n(\d+)k16_f32_(b?f16)_(ss|rs)")
+_WGMMA = re.compile(r"wgmma_m64n(\d+)k16_f32_(b?f16)_(ss_tb|ss|rs)")
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,16 @@ class HopperCase(Case):
 
 
 @cache
-def _template(n: int, chunks_v: int, dtype: str) -> str:
-    context = {"config": SimpleNamespace(B_c=n), "chunks_v": chunks_v, "mma": dtype}
+def _template(n: int, chunks_v: int, dtype: str, p_operand: str) -> str:
+    context = {"config": SimpleNamespace(B_c=n, p_operand=p_operand), "chunks_v": chunks_v, "mma": dtype}
     return environment().get_template("sm90/primitives.jinja").render(context)
 
 
 def _primitives(kernel: str) -> str:
     """The Hopper primitives, with the product that `kernel` uses, and TMA for 3 and 5 dimensions."""
     match = _WGMMA.search(kernel)
-    n, dtype = (int(match[1]), match[2]) if match else (64, "bf16")
-    text = _template(n, n // 8, dtype)
+    n, dtype, form = (int(match[1]), match[2], match[3]) if match else (64, "bf16", "rs")
+    text = _template(n, n // 8, dtype, "shared" if form == "ss_tb" else "registers")
     four = {name: _chunk(text, name) for name in ("tma_load_4d", "tma_store_4d")}
     return "\n\n".join([text, *(_of_rank(chunk, rank) for chunk in four.values() for rank in (3, 5))])
 

@@ -130,7 +130,10 @@ class Product:
 
 @lru_cache(maxsize=4)
 def product(form: str, dtype: str, span: int, n: int, kind: str) -> Product:
-    """The case of one instruction: D (64, n) += A (64, 64) B (n, 64)^T. Kinds: integers (exact), normal."""
+    """The case of one instruction: D (64, n) += A (64, 64) B (n, 64)^T. Kinds: integers (exact), normal.
+
+    Forms: "ss" (A in shared memory, B K-major), "ss_tb" (the same, B N-major), "rs" (A in registers, B N-major).
+    """
     rng = np.random.default_rng([17, len(form), len(dtype), span, n, len(kind)])
     shapes = ((64, DEPTH), (n, DEPTH), (64, n))
     if kind == "integers":
@@ -139,7 +142,7 @@ def product(form: str, dtype: str, span: int, n: int, kind: str) -> Product:
         a, b, d = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
     a_bits, b_bits = (half_words(dtype, m.reshape(-1)).view(np.uint16).reshape(m.shape) for m in (a, b))
     b_operand = k_major(b_bits, span) if form == "ss" else mn_major(b_bits, span)
-    if form == "ss":
+    if form != "rs":
         a_operand = k_major(a_bits, span)
         a_words, a_descriptors = a_operand.image.view(np.uint32), a_operand.descriptors
     else:
@@ -151,7 +154,7 @@ def product(form: str, dtype: str, span: int, n: int, kind: str) -> Product:
         "in2": np.ascontiguousarray(pairs).view(np.uint32).reshape(-1),
         "in3": accumulators_of(d).reshape(-1).view(np.uint32),
     }
-    a_bytes = a_words.nbytes if form == "ss" else 0
+    a_bytes = 0 if form == "rs" else a_words.nbytes
     b_bytes = b_operand.image.nbytes
     return Product(arrays, a_bytes, b_bytes, widened(dtype, a_bits), widened(dtype, b_bits), d)
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from .conformance_hopper_case import HopperCase
 from .conformance_layouts import product
 from .conformance_rules import BITS, ErrorRule, Rule
 
-#: Beyond what kernels use, every N in one type; B_c of the products with both operands in shared memory, and the padded
-#: head dimensions of those with A in registers, in both types.
-_KERNELS = {"ss": range(48, 193, 16), "rs": range(64, 257, 16)}
-#: (form, dtype, span of the swizzle, N, inputs). Every N in the layout that kernels use, some in the others.
-_PRODUCTS = (
-    *((form, "bf16", 128, n, "integers") for form in ("ss", "rs") for n in range(8, 257, 8)),
-    *((form, "f16", 128, n, "integers") for form in ("ss", "rs") for n in sorted({64, 128, 256, *_KERNELS[form]})),
-    *((form, "bf16", span, n, "integers") for form in ("ss", "rs") for span in (16, 32, 64) for n in (64, 192)),
-    *((form, dtype, 128, 128, "normal") for form in ("ss", "rs") for dtype in ("f16", "bf16")),
-)  # fmt: skip
+#: Beyond what kernels use, every N in one type; B_c of the products with a K-major B, and the padded head dimensions of
+#: those with an N-major one, in both types.
+_KERNELS = {"ss": range(48, 193, 16), "rs": range(64, 257, 16), "ss_tb": range(64, 257, 16)}
+
+
+def _products(forms: Iterable[str]) -> Iterator[tuple[str, str, int, int, str]]:
+    """(form, dtype, span of the swizzle, N, inputs). Every N in the layout that kernels use, some in the others."""
+    yield from ((form, "bf16", 128, n, "integers") for form in forms for n in range(8, 257, 8))
+    yield from ((form, "f16", 128, n, "integers") for form in forms for n in sorted({64, 128, 256, *_KERNELS[form]}))
+    yield from ((form, "bf16", span, n, "integers") for form in forms for span in (16, 32, 64) for n in (64, 192))
+    yield from ((form, dtype, 128, 128, "normal") for form in forms for dtype in ("f16", "bf16"))
+
+
+_PRODUCTS = (*_products(("ss", "rs")), *_products(("ss_tb",)))
 
 
 def wgmma_cases() -> list[HopperCase]:
@@ -30,8 +34,8 @@ def _product(form: str, dtype: str, span: int, n: int, kind: str) -> HopperCase:
     made = product(form, dtype, span, n, kind)
     a_bytes, b_bytes, steps = made.a_bytes, made.b_bytes, made.steps
     name = f"wgmma_m64n{n}k16_f32_{dtype}_{form}"
-    a = "descriptor_at(a_tile, args.in2 + kk * 4)" if form == "ss" else "a[kk]"
-    fetch = "" if form == "ss" else f"""\
+    a = "a[kk]" if form == "rs" else "descriptor_at(a_tile, args.in2 + kk * 4)"
+    fetch = "" if form != "rs" else f"""\
   u32 a[{steps}][4];
 #pragma unroll
   for (int i = 0; i < {4 * steps}; ++i) {{

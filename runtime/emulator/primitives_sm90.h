@@ -104,6 +104,11 @@ inline void wgmma_guard(float (&)[N]) {}
                                                  EMULATOR_PLACE) {                             \
     const ProductOperands operands{d, a, 0, b, N, 1, true, BF16};                              \
     emulator_wgmma(&operands, "wgmma_m64n" #N "k16_f32_" #TYPE "_rs", file, line);             \
+  }                                                                                            \
+  inline void wgmma_m64n##N##k16_f32_##TYPE##_ss_tb(float (&d)[N / 2], u64 a, u64 b,           \
+                                                    EMULATOR_PLACE) {                          \
+    const ProductOperands operands{d, nullptr, a, b, N, 1, true, BF16};                        \
+    emulator_wgmma(&operands, "wgmma_m64n" #N "k16_f32_" #TYPE "_ss_tb", file, line);          \
   }
 #define EMULATOR_WGMMA(N)          \
   EMULATOR_WGMMA_OF(N, f16, false) \

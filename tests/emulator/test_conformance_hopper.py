@@ -186,7 +186,7 @@ def test_groups_of_stores_by_their_definition() -> None:
 @pytest.mark.parametrize("name", FEW_PRODUCTS)
 def test_products_by_their_definition(name: str) -> None:
     instruction, _, span, kind = name.split(" ")
-    _, shape, _, dtype, form = instruction.split("_")
+    _, shape, _, dtype, form = instruction.split("_", 4)
     n = int(shape[4:].split("k")[0])
     made = product(form, dtype, int(span), n, kind)
     exact = made.a.astype(np.float64) @ made.b.T.astype(np.float64) + made.d

@@ -28,7 +28,8 @@ FLAVOURS = (
 
 
 def config(warpgroups: int, B_c: int, **other: Any) -> ForwardSm90Config:
-    choices = {"num_stages": 2, "q_stages": 1, "softmax": "exact", "pingpong": False, "schedule": "grid", **other}
+    choices = {"num_stages": 2, "q_stages": 1, "softmax": "exact", "pingpong": False, "schedule": "grid"}
+    choices |= {"p_operand": "registers", **other}
     return ForwardSm90Config(num_warpgroups=warpgroups, B_c=B_c, **choices)
 
 
@@ -84,6 +85,28 @@ CASES: Mapping[str, Case] = {
     "head dim 96, wide tile": Case(70, 200, config(1, 176), head_dim=96),
     "narrower values": Case(140, 100, config(2, 48, **persistent), head_dim=192, head_dim_v=128),
     "head dim 256": Case(140, 100, config(2, 48), head_dim=256),
+    "P shared, ragged": Case(150, 203, config(2, 64, num_stages=3, p_operand="shared")),
+    "P shared, turns, rows after rows": Case(
+        300, 330, config(2, 80, pingpong=True, softmax="wary", **persistent, p_operand="shared"), heads=(2, 1), dtype="fp16"
+    ),
+    "P shared, O from registers, rows after rows": Case(
+        300, 150, config(1, 48, schedule="static", softmax="optimistic", p_operand="shared"), batch=2, head_dim=128
+    ),
+    "P shared, causal": Case(
+        270, 300, config(3, 96, pingpong=True, **taking, p_operand="shared"), dtype="fp16", call={"causal": True}
+    ),
+    "P shared, window, head dim 128": Case(
+        200, 260, config(2, 64, **persistent, p_operand="shared"), head_dim=128, call={"window_size": (40, 5)}
+    ),
+    "P shared, head dim 80": Case(
+        140, 200, config(2, 80, softmax="optimistic", p_operand="shared"), head_dim=80, call={"causal": True}
+    ),
+    "P shared, documents": Case(
+        180, 180, config(2, 32, **taking, p_operand="shared"), dtype="fp16", call={"mask_mod": same_document}
+    ),
+    "P shared, narrower values, odd steps": Case(
+        70, 300, config(1, 176, p_operand="shared"), head_dim=72, head_dim_v=40, call={"softcap": 5.0}
+    ),
 }
 
 
@@ -126,8 +149,22 @@ def test_right_and_clean_in_every_flavour(name: str) -> None:
         assert torch.equal(lse, first[1])
 
 
-def test_the_optimistic_softmax_redoes_what_overflows() -> None:
-    case = Case(100, 400, config(2, 32, softmax="optimistic"))
+@pytest.mark.parametrize("softmax", ["exact", "optimistic", "wary"])
+def test_p_gives_the_same_bits_from_registers_and_from_shared_memory(softmax: str) -> None:
+    cases = [
+        Case(130, 400, config(2, 48, softmax=softmax, p_operand=name), call={"causal": True})
+        for name in ("registers", "shared")
+    ]
+    problem, q, k, v = problem_and_inputs(cases[0], factor=8.0)
+    (out, lse, _), (other_out, other_lse, report) = (emulate(case, problem, q, k, v) for case in cases)
+    assert report.clean, report
+    assert torch.equal(out, other_out)
+    assert torch.equal(lse, other_lse)
+
+
+@pytest.mark.parametrize("p_operand", ["registers", "shared"])
+def test_the_optimistic_softmax_redoes_what_overflows(p_operand: str) -> None:
+    case = Case(100, 400, config(2, 32, softmax="optimistic", p_operand=p_operand))
     problem, q, k, v = problem_and_inputs(case, factor=64.0)
     out, lse, report = emulate(case, problem, q, k, v)
     assert report.clean, report

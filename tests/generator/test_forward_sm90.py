@@ -48,6 +48,7 @@ def config(**changes: object) -> ForwardSm90Config:
         "softmax": "optimistic",
         "pingpong": False,
         "schedule": "static",
+        "p_operand": "registers",
     }
     return ForwardSm90Config.from_dict(values | changes)
 

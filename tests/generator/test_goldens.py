@@ -89,21 +89,21 @@ CORNERS = {
         "sm_80",
     ),
 }
-#: name -> (spec, (num_warpgroups, B_c, num_stages, q_stages, softmax, pingpong, schedule)), for sm_90
+#: name -> (spec, (num_warpgroups, B_c, num_stages, q_stages, softmax, pingpong, schedule, p_operand)), for sm_90
 HOPPER_CORNERS = {
-    "hopper_bf16_d128_causal": (AttentionSpec(mask=CAUSAL), (2, 128, 2, 2, "optimistic", True, "dynamic")),
+    "hopper_bf16_d128_causal": (AttentionSpec(mask=CAUSAL), (2, 128, 2, 2, "optimistic", True, "dynamic", "registers")),
     "hopper_fp16_d64_full": (
         AttentionSpec(dtype="fp16", head_dim=64),
-        (4, 64, 3, 2, "wary", True, "static"),
+        (4, 64, 3, 2, "wary", True, "static", "registers"),
     ),
-    "hopper_bf16_d256_full": (AttentionSpec(head_dim=256), (2, 80, 2, 1, "optimistic", False, "static")),
+    "hopper_bf16_d256_full": (AttentionSpec(head_dim=256), (2, 80, 2, 1, "optimistic", False, "static", "registers")),
     "hopper_bf16_d72_dv40_window": (
         AttentionSpec(head_dim=72, head_dim_v=40, mask=WINDOW),
-        (2, 96, 2, 1, "exact", False, "grid"),
+        (2, 96, 2, 1, "exact", False, "grid", "registers"),
     ),
     "hopper_bf16_d96_document": (
         AttentionSpec(head_dim=96, mask=trace_mask(mods.document(IDS)).graph),
-        (3, 64, 3, 2, "optimistic", True, "dynamic"),
+        (3, 64, 3, 2, "optimistic", True, "dynamic", "registers"),
     ),
 }
 KERNELS: dict[str, tuple[AttentionSpec, KernelConfig, Arch]] = {

@@ -39,17 +39,17 @@ def guess(the_config=None, *, head_dim=128, causal=False, seqlen=4096, shape=Non
 
 #: (head_dim, causal, seqlen) -> what an H200 measured fastest there.
 KNOWN = {
-    (128, False, 16384): config(2, 128, 2, 2, "optimistic", False, "static"),
-    (128, False, 4096): config(2, 128, 2, 2, "optimistic", False, "static"),
-    (128, True, 16384): config(2, 128, 2, 2, "optimistic", False, "dynamic"),
-    (128, True, 4096): config(2, 128, 2, 2, "optimistic", False, "dynamic"),
-    (64, False, 16384): config(3, 128, 2, 2, "optimistic", True, "static"),
-    (64, True, 16384): config(3, 128, 2, 2, "optimistic", True, "dynamic"),
-    (64, False, 1024): config(4, 64, 2, 2, "optimistic", True, "static"),
-    (64, False, 512): config(4, 64, 2, 2, "optimistic", True, "static"),
-    (64, True, 1024): config(4, 64, 2, 2, "optimistic", True, "dynamic"),
-    (256, False, 16384): config(2, 80, 2, 1, "optimistic", False, "static"),
-    (256, True, 4096): config(2, 80, 2, 1, "optimistic", False, "grid"),
+    (128, False, 16384): config(2, 128, 2, 2, "optimistic", False, "static", "registers"),
+    (128, False, 4096): config(2, 128, 2, 2, "optimistic", False, "static", "registers"),
+    (128, True, 16384): config(2, 128, 2, 2, "optimistic", False, "dynamic", "registers"),
+    (128, True, 4096): config(2, 128, 2, 2, "optimistic", False, "dynamic", "registers"),
+    (64, False, 16384): config(3, 128, 2, 2, "optimistic", True, "static", "registers"),
+    (64, True, 16384): config(3, 128, 2, 2, "optimistic", True, "dynamic", "registers"),
+    (64, False, 1024): config(4, 64, 2, 2, "optimistic", True, "static", "registers"),
+    (64, False, 512): config(4, 64, 2, 2, "optimistic", True, "static", "registers"),
+    (64, True, 1024): config(4, 64, 2, 2, "optimistic", True, "dynamic", "registers"),
+    (256, False, 16384): config(2, 80, 2, 1, "optimistic", False, "static", "registers"),
+    (256, True, 4096): config(2, 80, 2, 1, "optimistic", False, "grid", "registers"),
 }
 
 
@@ -138,5 +138,5 @@ def test_empty_calls_cost_a_launch_and_memory_is_a_floor():
 
 def test_a_tile_reads_what_the_products_read():
     spec = TuneProblem(head_dim=128).traced().spec
-    cost = tile_cost(spec, config(2, 96, 2, 2, "exact", False, "static"))
+    cost = tile_cost(spec, config(2, 96, 2, 2, "exact", False, "static", "registers"))
     assert cost.smem_bytes == 2 * 2 * (64 * 128 + 96 * 256)
