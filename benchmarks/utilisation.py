@@ -203,8 +203,11 @@ def fake_gpu() -> Iterator[Gpu]:
             return self._cycles(case) / 1.5e6
 
         def clocks(self, backend: Any, case: BenchCase, *, blocks: int, groups: int) -> torch.Tensor:
-            first = torch.arange(blocks).view(-1, 1).expand(blocks, groups)
-            return torch.stack((first, self._cycles(case) + torch.zeros_like(first)), dim=-1)
+            # Block 0 takes longest; the first warpgroup begins first, the last one ends last.
+            late = self._cycles(case) // 10 * torch.arange(groups)
+            first = torch.arange(blocks).view(-1, 1) + late
+            last = (self._cycles(case) - late.flip(0)).expand(blocks, groups)
+            return torch.stack((first, last), dim=-1)
 
         def _cycles(self, case: BenchCase) -> int:
             return round(case.flop / (self.sms * FLOP_PER_CYCLE) * 2)
