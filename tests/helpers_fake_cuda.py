@@ -74,6 +74,14 @@ int cuModuleLoadData(P* m, const void* image) {
 }
 int cuModuleUnload(P m) { ++fake_unloads; return top() == ((Function*)m)->context ? 0 : 201; }
 int cuModuleGetFunction(P* f, P m, const char* name) { *f = m; return strcmp(name, "missing") ? 0 : 500; }
+/* A module's one global variable counts its words. */
+int cuModuleGetGlobal_v2(unsigned long long* p, size_t* n, P m, const char* name) {
+  static long long words[512];
+  for (int i = 0; i < 512; ++i) words[i] = i;
+  *p = (unsigned long long)words;
+  *n = sizeof words;
+  return strcmp(name, "missing") ? 0 : 500;
+}
 int cuFuncSetAttribute(P f, int a, int v) { return a == 8 && v <= 232448 ? 0 : 1; }
 int cuFuncGetAttribute(int* v, int a, P f) { *v = a == 4 ? 168 : 0; return 0; }
 int fake_map_code = 0, fake_maps = 0;

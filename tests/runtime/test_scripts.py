@@ -85,3 +85,16 @@ def test_the_harness_plug_in(repo_root, monkeypatch):
         assert call(1).shape == sets[1][0].shape
         provider.done()
     assert backend.launches[0].values["k"] == sets[1][1].data_ptr() and backend.launches[0].spec.mask is not None
+    # Chunked prefill, grouped: fewer rows of Q than of K, causal from the bottom right.
+    case |= {"suite": "gqa", "B": 2, "N": 33, "M": 47, "H": 4, "Hk": 2, "d": 64}
+    q, k, v = qkv(b=2, sq=33, sk=47, h=4, hk=2, dtype=torch.bfloat16)
+    assert provider.supports(case) is None
+    with use_backend(backend):
+        assert provider.build(case, SimpleNamespace(q=[q], k=[k], v=[v]))(0).shape == q.shape
+    launch = backend.launches[-1]
+    assert {n: launch.values[n] for n in ("seqlen_q", "seqlen_k", "group_size")} == {
+        "seqlen_q": 33,
+        "seqlen_k": 47,
+        "group_size": 2,
+    }
+    assert launch.spec.mask is not None and launch.spec.mask.describe() == "kv_idx <= q_idx + (seqlen_k - seqlen_q)"
