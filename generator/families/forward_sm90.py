@@ -167,6 +167,7 @@ class ForwardSm90(Family):
         q_bytes = config.num_warpgroups * config.q_stages * tile_bytes(WARPGROUP_ROWS, q_chunks)
         kv_bytes = config.num_stages * (tile_bytes(config.B_c, chunks) + tile_bytes(config.B_c, chunks_v))
         words = 2 * config.q_stages + 4 * config.num_stages + (0 if config.schedule == "grid" else 8)
+        words += 0 if config.softmax == "exact" else 4 * config.num_warpgroups
         output, scores, probabilities = chunks_v * 4, config.B_c // 2, config.B_c // 4
         p_bytes = 0
         if config.p_operand == "shared":

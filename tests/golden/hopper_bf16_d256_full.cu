@@ -10,7 +10,7 @@
 //   score:  none
 //   arch:   sm_90, family forward_sm90
 //   config: num_warpgroups=2 B_c=80 num_stages=2 q_stages=1 softmax=optimistic pingpong=False
-//           schedule=static
+//           schedule=static p_operand=registers
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -42,6 +42,10 @@ constexpr float LN_2 = 0.69314718055994530942f;
 // less than one rounding of the new sum.
 constexpr float HEADROOM = 56.0f;
 constexpr float OPTIMISTIC_LIMIT = 1.0e12f;
+// Scores of a row farther apart than this are taken exactly from the start: a normal distribution
+// that spreads so far has a maximum over many tiles beyond the limit. Worth asking for some tiles.
+constexpr float WILD_RANGE = 288.0f;
+constexpr int WILD_TILES = 4;
 
 // What the copy engine knows of a tensor: base, sizes, strides, box, swizzle.
 struct alignas(64) TensorMap {
@@ -96,6 +100,11 @@ __device__ __forceinline__ u32 smem_region(int offset, int bytes, const char* na
 }
 
 __device__ __forceinline__ void barrier_sync() { asm volatile("bar.sync 0;" ::: "memory"); }
+
+// Barrier `id` of `threads` threads: waits for all of them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 __device__ __forceinline__ void warp_sync() {
   asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
@@ -338,6 +347,7 @@ struct Shared {
   u32 k_empty;
   u32 v_full;
   u32 v_empty;
+  u32 wild;        // (WARPGROUPS, 2, 4) words: whether a warp's scores are far apart
   u32 tile;        // (2, 4) words: i, h and b of the tiles to work on
   u32 tile_full;   // 2 barriers: the tile is there
   u32 tile_empty;  // 2 barriers: every consumer warp has read it
@@ -576,6 +586,34 @@ __device__ __forceinline__ float softmax_exact(float (&m_i)[2], float (&l_i)[2],
   return min_f32(alpha[0], alpha[1]);
 }
 
+// Whether some row of the warpgroup has scores so far apart that later ones may well leave the
+// range of P_ij: then a tile without a look at its maximum is lost work. A few scores of each row
+// decide. All threads agree. `wild` are two sets of a word per warp, which take turns, so that
+// nobody writes what others still read.
+__device__ __forceinline__ bool is_wild(const float (&S_rmem)[N_TILES * 4], float scale_log2,
+                                        u32 wild, u32 turn, int warpgroup) {
+  bool far = false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float lowest = -negative_infinity();
+    float highest = negative_infinity();
+#pragma unroll
+    for (int n = 0; n < N_TILES; n += N_TILES / 4) {
+#pragma unroll
+      for (int e = 4 * n + 2 * half; e < 4 * n + 2 * half + 2; ++e) {
+        highest = max_f32(highest, S_rmem[e]);
+        if (S_rmem[e] != negative_infinity()) lowest = min_f32(lowest, S_rmem[e]);
+      }
+    }
+    far = far || (highest - lowest) * scale_log2 > WILD_RANGE;
+  }
+  const u32 words = wild + turn % 2 * 16;
+  const bool found = vote_any(far);
+  if (thread_index() % 32 == 0) st_shared_b32(words + thread_index() / 32 % 4 * 4, found);
+  named_barrier_sync(8 + warpgroup, 128);
+  return redux_or_b32(ld_shared_b32(words + thread_index() % 4 * 4), 0xffffffff) != 0;
+}
+
 // The same softmax without a look at the maximum: any m_i gives it while nothing overflows. S_ij is
 // still there if some row of the warp needs its maximum raised.
 __device__ __forceinline__ void softmax_optimistic(float (&m_i)[2], float (&l_i)[2],
@@ -672,6 +710,7 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
   Turn<Q_STAGES> q;
   Turn<NUM_STAGES> k;
   Turn<NUM_STAGES> v;
+  u32 wild_turn = 0;
   Turn<2> next;
   while (true) {
     mbarrier_wait(smem.tile_full + next.stage() * 8, next.parity());
@@ -708,7 +747,33 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
         mask_scores(args, tile, S_rmem, row_first, j * B_c + lane % 4 * 2);
       }
       softmax_exact<true>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
+      bool wild = false;
+      if (j >= visit.full_begin + WILD_TILES) {
+        wild = is_wild(S_rmem, scale_log2, smem.wild + warpgroup * 32, wild_turn, warpgroup);
+        ++wild_turn;
+      }
       --j;
+      for (; wild && j >= visit.full_begin; --j) {
+        // S_ij = Q_i K_j^T, and O_i += P V of the tile before
+        mbarrier_wait(smem.k_full + k.stage() * 8, k.parity());
+        wgmma_guard(S_rmem);
+        wgmma_guard(O_rmem);
+        wgmma_fence();
+        issue_q_k(S_rmem, Q_smem, smem.K + k.stage() * K_BYTES);
+        wgmma_commit_group();
+        mbarrier_wait(smem.v_full + v.stage() * 8, v.parity());
+        issue_p_v(O_rmem, P_rmem, smem.V + v.stage() * V_BYTES);
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        wgmma_guard(S_rmem);
+        if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage() * 8);
+        k.next();
+        wgmma_wait_group<0>();
+        wgmma_guard(O_rmem);
+        if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage() * 8);
+        v.next();
+        softmax_exact<false>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
+      }
       for (; j >= visit.full_begin; --j) {  // tiles that every row sees
         // S_ij = Q_i K_j^T, and O_i += P V of the tile before
         mbarrier_wait(smem.k_full + k.stage() * 8, k.parity());
@@ -773,6 +838,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1)
   smem.k_empty = smem.k_full + NUM_STAGES * 8;
   smem.v_full = smem.k_empty + NUM_STAGES * 8;
   smem.v_empty = smem.v_full + NUM_STAGES * 8;
+  smem.wild = smem_region(BARRIERS_OFFSET + BARRIERS * 8 + 32, WARPGROUPS * 32, "wild_smem");
   smem.tile_full = smem.v_empty + NUM_STAGES * 8;
   smem.tile_empty = smem.tile_full + 16;
   smem.tile = smem_region(BARRIERS_OFFSET + BARRIERS * 8, 32, "tiles_smem");

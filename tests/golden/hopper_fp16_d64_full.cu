@@ -10,7 +10,7 @@
 //   score:  none
 //   arch:   sm_90, family forward_sm90
 //   config: num_warpgroups=4 B_c=64 num_stages=3 q_stages=2 softmax=wary pingpong=True
-//           schedule=static
+//           schedule=static p_operand=registers
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -40,6 +40,10 @@ constexpr float LN_2 = 0.69314718055994530942f;
 // thread's sum of P_ij over one tile reaches the limit; then the tile is redone with a new m_i.
 constexpr float HEADROOM = 6.0f;  // P_ij is a 16-bit float: below 65504
 constexpr float OPTIMISTIC_LIMIT = 3.0e4f;
+// Scores of a row farther apart than this are taken exactly from the start: a normal distribution
+// that spreads so far has a maximum over many tiles beyond the limit. Worth asking for some tiles.
+constexpr float WILD_RANGE = 63.0f;
+constexpr int WILD_TILES = 4;
 constexpr int DOUBTFUL_TILES = 4;  // taken exactly after one whose maximum rose beyond the limit
 
 // What the copy engine knows of a tensor: base, sizes, strides, box, swizzle.
@@ -365,6 +369,7 @@ struct Shared {
   u32 k_empty;
   u32 v_full;
   u32 v_empty;
+  u32 wild;        // (WARPGROUPS, 2, 4) words: whether a warp's scores are far apart
   u32 tile;        // (2, 4) words: i, h and b of the tiles to work on
   u32 tile_full;   // 2 barriers: the tile is there
   u32 tile_empty;  // 2 barriers: every consumer warp has read it
@@ -603,6 +608,34 @@ __device__ __forceinline__ float softmax_exact(float (&m_i)[2], float (&l_i)[2],
   return min_f32(alpha[0], alpha[1]);
 }
 
+// Whether some row of the warpgroup has scores so far apart that later ones may well leave the
+// range of P_ij: then a tile without a look at its maximum is lost work. A few scores of each row
+// decide. All threads agree. `wild` are two sets of a word per warp, which take turns, so that
+// nobody writes what others still read.
+__device__ __forceinline__ bool is_wild(const float (&S_rmem)[N_TILES * 4], float scale_log2,
+                                        u32 wild, u32 turn, int warpgroup) {
+  bool far = false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float lowest = -negative_infinity();
+    float highest = negative_infinity();
+#pragma unroll
+    for (int n = 0; n < N_TILES; n += N_TILES / 4) {
+#pragma unroll
+      for (int e = 4 * n + 2 * half; e < 4 * n + 2 * half + 2; ++e) {
+        highest = max_f32(highest, S_rmem[e]);
+        if (S_rmem[e] != negative_infinity()) lowest = min_f32(lowest, S_rmem[e]);
+      }
+    }
+    far = far || (highest - lowest) * scale_log2 > WILD_RANGE;
+  }
+  const u32 words = wild + turn % 2 * 16;
+  const bool found = vote_any(far);
+  if (thread_index() % 32 == 0) st_shared_b32(words + thread_index() / 32 % 4 * 4, found);
+  named_barrier_sync(8 + warpgroup, 128);
+  return redux_or_b32(ld_shared_b32(words + thread_index() % 4 * 4), 0xffffffff) != 0;
+}
+
 // The same softmax without a look at the maximum: any m_i gives it while nothing overflows. S_ij is
 // still there if some row of the warp needs its maximum raised; then so may the next ones, and
 // `doubtful` of them are not tried.
@@ -696,6 +729,7 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
   Turn<Q_STAGES> q;
   Turn<NUM_STAGES> k;
   Turn<NUM_STAGES> v;
+  u32 wild_turn = 0;
   // Warpgroups take turns to issue their products; the first one starts.
   if (warpgroup == 0) named_barrier_arrive(1, 256);
   Turn<2> next;
@@ -738,7 +772,35 @@ __device__ __forceinline__ void consume(const Arguments& args, const Shared& sme
       }
       softmax_exact<true>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
       if (thread_index() % 128 == 0) give_back_output(smem, q);
+      bool wild = false;
+      if (j >= visit.full_begin + WILD_TILES) {
+        wild = is_wild(S_rmem, scale_log2, smem.wild + warpgroup * 32, wild_turn, warpgroup);
+        ++wild_turn;
+      }
       --j;
+      for (; wild && j >= visit.full_begin; --j) {
+        // S_ij = Q_i K_j^T, and O_i += P V of the tile before
+        mbarrier_wait(smem.k_full + k.stage() * 8, k.parity());
+        named_barrier_sync(1 + warpgroup, 256);
+        wgmma_guard(S_rmem);
+        wgmma_guard(O_rmem);
+        wgmma_fence();
+        issue_q_k(S_rmem, Q_smem, smem.K + k.stage() * K_BYTES);
+        wgmma_commit_group();
+        mbarrier_wait(smem.v_full + v.stage() * 8, v.parity());
+        issue_p_v(O_rmem, P_rmem, smem.V + v.stage() * V_BYTES);
+        wgmma_commit_group();
+        named_barrier_arrive(1 + (warpgroup + 1) % WARPGROUPS, 256);
+        wgmma_wait_group<1>();
+        wgmma_guard(S_rmem);
+        if (lane == 0) mbarrier_arrive(smem.k_empty + k.stage() * 8);
+        k.next();
+        wgmma_wait_group<0>();
+        wgmma_guard(O_rmem);
+        if (lane == 0) mbarrier_arrive(smem.v_empty + v.stage() * 8);
+        v.next();
+        softmax_exact<false>(m_i, l_i, O_rmem, P_rmem, S_rmem, scale_log2);
+      }
       for (; j >= visit.full_begin; --j) {  // tiles that every row sees
         // S_ij = Q_i K_j^T, and O_i += P V of the tile before
         mbarrier_wait(smem.k_full + k.stage() * 8, k.parity());
@@ -811,6 +873,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1)
   smem.k_empty = smem.k_full + NUM_STAGES * 8;
   smem.v_full = smem.k_empty + NUM_STAGES * 8;
   smem.v_empty = smem.v_full + NUM_STAGES * 8;
+  smem.wild = smem_region(BARRIERS_OFFSET + BARRIERS * 8 + 32, WARPGROUPS * 32, "wild_smem");
   smem.tile_full = smem.v_empty + NUM_STAGES * 8;
   smem.tile_empty = smem.tile_full + 16;
   smem.tile = smem_region(BARRIERS_OFFSET + BARRIERS * 8, 32, "tiles_smem");
