@@ -50,12 +50,12 @@ class Kernel:
 
 KERNELS = (
     Kernel(
-        ForwardSm90Config(2, 32, 2, 2, "optimistic", True, "dynamic"),
+        ForwardSm90Config(2, 32, 2, 2, "optimistic", True, "dynamic", False),
         problem_of(dtype="bf16", head_dim=64, mask_mod=far),  # tiles are classified one by one
         "for (; j >= visit.j_begin && is_full(",
     ),
     Kernel(
-        ForwardSm90Config(2, 32, 2, 1, "exact", False, "static"),
+        ForwardSm90Config(2, 32, 2, 1, "exact", False, "static", False),
         problem_of(dtype="bf16", head_dim=64, causal=True),
         "tiles that every row sees",
     ),

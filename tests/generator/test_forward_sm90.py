@@ -48,6 +48,7 @@ def config(**changes: object) -> ForwardSm90Config:
         "softmax": "optimistic",
         "pingpong": False,
         "schedule": "static",
+        "pack_gqa": False,
     }
     return ForwardSm90Config.from_dict(values | changes)
 
