@@ -218,10 +218,11 @@ def prepare(
     `captured` are the tensors that `Plan.launch` will be given, the problem's tables among them; by default the
     tables themselves. Compiles and loads the kernel where that has not been done.
 
-    Raises CaptureError, before anything that CUDA forbids there, where a stream is being captured and the kernel is not
-    loaded; CompileError, LaunchError and UnsupportedError.
+    Raises ConfigError for a config that cannot run the shape; CaptureError, before anything that CUDA forbids there,
+    where a stream is being captured and the kernel is not loaded; CompileError, LaunchError and UnsupportedError.
     """
     spec, device = problem.spec, q.device.index or 0
+    family.check_shape(spec, config, shape)
     empty = shape.batch * shape.nheads * shape.seqlen_q == 0 or shape.seqlen_k == 0
     kernel = geometry = None
     if not empty:
@@ -265,7 +266,9 @@ def prepare(
         name: (tuple(x.shape), launch_strides(x.shape, x.stride())) for name, x in inputs
     }
     layouts["o"] = plan.out_shape, _dense_strides(plan.out_shape)[:3]
-    mapped = TensorMaps([mapped_tensor(f, *layouts[f.tensor]) for f in maps], spec.dtype, backend.encode_tensor_map)
+    group_size = shape.gqa_ratio
+    tensors = [mapped_tensor(field, *layouts[field.tensor], group_size=group_size) for field in maps]
+    mapped = TensorMaps(tensors, spec.dtype, backend.encode_tensor_map)
     counters = tile_counters(q.device) if family.draws_tiles(config) and not empty else None
     if counters is not None and not backend.is_capturing():
         counters.reserve()

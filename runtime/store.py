@@ -126,6 +126,8 @@ def resolve(
         config = _valid_config(candidate, spec, arch, family)
         if config is None or config in refused or not _reaches(candidate.record.bucket, shape):
             continue
+        if family.shape_reason(spec, config, shape) is not None:  # tuned for another ratio of heads
+            continue
         reason = refusal(config) if refusal is not None else ""
         if not reason:
             found = _resolution(candidate, config, spec, shape, device_name)

@@ -35,24 +35,37 @@ class MappedTensor:
     """One tensor (batch, seqlen, nheads, head_dim) as a map sees it, but for its address."""
 
     position: int  # in (q, k, v, o)
-    sizes: tuple[int, ...]  # head_dim, seqlen, nheads, batch
-    strides: tuple[int, ...]  # of seqlen, nheads, batch, in bytes
+    sizes: tuple[int, ...]  # head_dim, seqlen, nheads, batch; packed: head_dim, group, seqlen, nheads_k, batch
+    strides: tuple[int, ...]  # of all but head_dim, in bytes
     box: tuple[int, ...]
 
 
-def mapped_tensor(field: TensorMapField, shape: Sequence[int], strides: Sequence[int]) -> MappedTensor:
-    """The map of `field` for a tensor of (batch, seqlen, nheads, head_dim) and strides (batch, seqlen, nheads)."""
+def mapped_tensor(
+    field: TensorMapField, shape: Sequence[int], strides: Sequence[int], *, group_size: int = 1
+) -> MappedTensor:
+    """The map of `field` for a tensor of (batch, seqlen, nheads, head_dim) and strides (batch, seqlen, nheads).
+
+    Packed, `group_size` heads (a divisor of the field's rows) are side by side in a copy, then the next query's.
+    """
     batch, seqlen, nheads, head_dim = shape
-    # The stride of a dimension of size 1 is never used, but a map holds a legal one.
-    by_batch, by_row, by_head = (
-        (stride if size > 1 else head_dim) * ELEMENT_BYTES
-        for size, stride in zip((batch, seqlen, nheads), strides, strict=True)
-    )
+    by_batch, by_row, by_head = strides
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+    rows: tuple[int, ...]
+    if field.packed:
+        sizes = (group_size, seqlen, nheads // group_size, batch)
+        steps = (by_head, by_row, by_head * group_size, by_batch)
+        rows = (group_size, field.rows // group_size, 1, 1)
+    else:
+        sizes, steps, rows = (seqlen, nheads, batch), (by_row, by_head, by_batch), (field.rows, 1, 1)
     return MappedTensor(
         position="qkvo".index(field.tensor),
-        sizes=(head_dim, seqlen, nheads, batch),
-        strides=(by_row, by_head, by_batch),
-        box=(BOX_COLUMNS, field.rows, 1, 1),
+        sizes=(head_dim, *sizes),
+        # The stride of a dimension of size 1 is never used, but a map holds a legal one.
+        strides=tuple(
+            (step if size > 1 else head_dim) * ELEMENT_BYTES for size, step in zip(sizes, steps, strict=True)
+        ),
+        box=(BOX_COLUMNS, *rows),
     )
 
 

@@ -146,21 +146,23 @@ def lse_fault(lse: torch.Tensor, exact: torch.Tensor) -> tuple[float, str]:
 def trials_for(config: KernelConfig, *, thorough: bool) -> tuple[Trial, ...]:
     """Sizes that reach every part of a kernel: ragged and whole tiles, one row, more rows than keys, every stage.
 
-    `thorough` is for a GPU; the emulator gets the same kinds, smaller.
+    `thorough` is for a GPU; the emulator gets the same kinds, smaller. A config that packs the heads of a group gets
+    groups that it can pack.
     """
     B_r, B_c = int(getattr(config, "B_r", 64)), int(getattr(config, "B_c", 64))
     stages = int(getattr(config, "num_stages", 1))
     whole = (stages + 2) * B_c
+    packed = bool(getattr(config, "pack_gqa", False))
     if not thorough:
         return (
             Trial(ProblemShape(1, B_r + 5, whole + 3, 2, 1)),
-            Trial(ProblemShape(1, B_c + 9, B_c - 7, 1, 1), "strided"),
+            Trial(ProblemShape(1, B_c + 9, B_c - 7, *((4, 1) if packed else (1, 1))), "strided"),
         )
     return (
         Trial(ProblemShape(2, B_r + B_r // 2 + 1, whole + 3, 4, 2)),
-        Trial(ProblemShape(1, 2 * B_r + 5, B_c - 7, 3, 1), "strided"),
-        Trial(ProblemShape(3, 1, whole - 1, 6, 2)),
-        Trial(ProblemShape(1, 2 * B_r, 2 * whole, 2, 2), "strided"),
+        Trial(ProblemShape(1, 2 * B_r + 5, B_c - 7, 4 if packed else 3, 1), "strided"),
+        Trial(ProblemShape(3, 1, whole - 1, 16 if packed else 6, 2)),
+        Trial(ProblemShape(1, 2 * B_r, 2 * whole, *((64, 1) if packed else (2, 2))), "strided"),
         Trial(ProblemShape(2, 515, 1030, 2, 1)),
     )
 

@@ -115,10 +115,11 @@ class FakeKernel:
 def decoded_map(tensor: str, encoded: bytes) -> dict[str, Any]:
     """What the host's tensor map says of the tensor q, k, v or o; the emulator's layout, see `host_encode`."""
     magic, address, rank, element_bytes, swizzle, _, *rest = struct.unpack_from("<8sQ4I5I5I4Q", encoded)
-    assert magic == b"tnsormap" and (rank, element_bytes, swizzle) == (4, 2, 3)
+    assert magic == b"tnsormap" and rank in (4, 5) and (element_bytes, swizzle) == (2, 3)
     sizes, box, strides = rest[:rank], rest[5 : 5 + rank], rest[10 : 9 + rank]
     values = {tensor: address, f"{tensor}_sizes": tuple(sizes), f"{tensor}_box": tuple(box)}
-    return values | {f"{tensor}_stride_{axis}": step // 2 for axis, step in zip("shb", strides, strict=True)}
+    axes = "shb" if rank == 4 else "hskb"  # k: from one group of heads to the next
+    return values | {f"{tensor}_stride_{axis}": step // 2 for axis, step in zip(axes, strides, strict=True)}
 
 
 @dataclass
@@ -140,7 +141,7 @@ class EmulatedKernel(FakeKernel):
 
         super().launch(grid, threads, smem_bytes, stream, packed)
         values = self.backend.launches[-1].values
-        batch = values["num_heads_total"] // values["nheads"]
+        batch = values["q_sizes"][-1] if "q_sizes" in values else values["num_heads_total"] // values["nheads"]
         nheads_k = values["nheads"] // values["group_size"]
         extents = {
             "q": (values["seqlen_q"], values["nheads"], self.spec.head_dim),
@@ -154,7 +155,7 @@ class EmulatedKernel(FakeKernel):
             last = sum((n - 1) * values[f"{name}_stride_{axis}"] for n, axis in steps)
             buffers.append(HostBuffer(values[name], 2 * (last + dim), name, name == "o"))
         if values["lse"]:
-            buffers.append(HostBuffer(values["lse"], 4 * values["num_heads_total"] * values["seqlen_q"], "lse", True))
+            buffers.append(HostBuffer(values["lse"], 4 * batch * values["nheads"] * values["seqlen_q"], "lse", True))
         if values.get("next_tile"):
             buffers.append(HostBuffer(values["next_tile"], 8, "next_tile", True))
         buffers += [buffer_of(table, f"table {i}") for i, table in enumerate(self.backend.tables)]

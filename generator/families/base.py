@@ -46,11 +46,15 @@ class ArgumentField:
 
 @dataclass(frozen=True, slots=True)
 class TensorMapField:
-    """An argument that is a tensor map: of which tensor ("q", "k", "v", "o"), and the rows of one copy."""
+    """An argument that is a tensor map: of which tensor ("q", "k", "v", "o"), and the rows of one copy.
+
+    `packed`: rows are (query, head of a KV head's group) pairs, the heads of a query side by side.
+    """
 
     name: str
     tensor: str
     rows: int
+    packed: bool = False
 
 
 def layout_of(arguments: tuple[ArgumentField, ...]) -> struct.Struct:
@@ -166,6 +170,10 @@ class Family(abc.ABC):
         """Why this family cannot read tensors of these strides (elements; batch, seqlen, nheads), None if it can."""
         return None
 
+    def shape_reason(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> str | None:
+        """Why `config` cannot run a call of `shape`, in the form rule, values, remedy; None if it can, as most do."""
+        return None
+
     def tensor_maps(self, spec: AttentionSpec, config: KernelConfig) -> tuple[TensorMapField, ...]:
         """The arguments that are tensor maps, in order; they are the first ones. None by default."""
         return ()
@@ -195,6 +203,12 @@ class Family(abc.ABC):
     def space(self, spec: AttentionSpec, arch: Arch) -> tuple[KernelConfig, ...]:
         """Every valid config, in the fixed order of `candidates`."""
         return tuple(c for c in self.candidates(spec, arch) if self.exclusion(spec, c, arch) is None)
+
+    def check_shape(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> None:
+        """Raises ConfigError where `config` cannot run a call of `shape`."""
+        reason = self.shape_reason(spec, config, shape)
+        if reason is not None:
+            raise ConfigError(reason)
 
     def check(self, spec: AttentionSpec, config: KernelConfig, arch: Arch) -> None:
         """Raises ConfigError where `config` is not in the space of `spec` on `arch`."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from ..arch import MAX_THREADS_PER_BLOCK, Arch
 from ..errors import ConfigError
+from ..language import Graph
 from ..language.bounds import kv_bounds
 from ..language.rules import ZERO
 from ..spec import AttentionSpec, ProblemShape
@@ -36,6 +37,8 @@ P_REGISTERS = 8
 AMPLE_REGISTERS = 16
 #: TMA's limits on a stride in bytes (cuTensorMapEncodeTiled): a multiple of 16, below 2^40.
 MAX_STRIDE_BYTES = 1 << 40
+#: Packed rows are numbered by 32-bit integers, to the end of the last tile.
+MAX_PACKED_ROWS = (1 << 31) - 256
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,6 +56,8 @@ class ForwardSm90Config(KernelConfig):
       per SM; "dynamic" lets each of these draw the next tile, longest first, from a counter.
     - `p_operand`: where P_ij lies when O_i += P_ij V_j reads it. "registers", as the softmax left it; "shared": in a
       buffer of the warpgroup's own, which leaves registers for more columns of S_ij.
+    - `pack_gqa`: the rows of a tile are (query, head) pairs, the heads of a query that share a KV head side by side, so
+      that K_j and V_j are loaded once for all of them. Their number must divide 64.
     """
 
     family: ClassVar[str] = "forward_sm90"
@@ -65,6 +70,7 @@ class ForwardSm90Config(KernelConfig):
     pingpong: bool
     schedule: str
     p_operand: str
+    pack_gqa: bool
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_warpgroups <= max(REGISTERS):
@@ -95,6 +101,33 @@ class ForwardSm90Config(KernelConfig):
     @property
     def threads(self) -> int:
         return WARPGROUP_THREADS * (self.num_warpgroups + 1)
+
+
+#: What some arguments of a packed kernel hold, where it is not what `arguments` says.
+PACKED_MEANINGS = {
+    "num_tiles": "tiles of B_r rows of all KV heads",
+    "num_row_tiles": "T_r = ceil(seqlen_q * group_size / B_r)",
+    "num_heads_total": "batch * nheads_k",
+    "section_heads": "KV heads that run together, longest rows first",
+}
+
+
+def packing_reason(group_size: int) -> str | None:
+    """Why `group_size` heads of a KV head cannot be packed into one tile; None if they can."""
+    if group_size > 1 and WARPGROUP_ROWS % group_size == 0:
+        return None
+    return (
+        f"pack_gqa puts the heads of a KV head side by side: their number, nheads / nheads_k, must be more than 1 and"
+        f" divide {WARPGROUP_ROWS}, but got {group_size}. Use pack_gqa=False."
+    )
+
+
+def rows_and_heads(config: ForwardSm90Config, shape: ProblemShape) -> ProblemShape:
+    """`shape` as the tiles see it: packed, each KV head has the rows of its group, and there are no other heads."""
+    if not config.pack_gqa:
+        return shape
+    rows = shape.seqlen_q * shape.gqa_ratio
+    return ProblemShape(shape.batch, rows, shape.seqlen_k, shape.nheads_k, shape.nheads_k)
 
 
 def tile_bytes(rows: int, chunks: int) -> int:
@@ -150,6 +183,7 @@ class ForwardSm90(Family):
             (False, True),
             SCHEDULES,
             P_OPERANDS,
+            (False, True),
         ):
             config = ForwardSm90Config(*values)
             in_registers = self.resources(spec, replace(config, p_operand="registers"))
@@ -158,7 +192,10 @@ class ForwardSm90(Family):
             # those that would fit otherwise but leave ptxas little room to mix the softmax with what else there is.
             if config.p_operand == "shared" and in_registers.registers + AMPLE_REGISTERS <= in_registers.register_cap:
                 continue
-            yield config
+            # Packing is for calls of few rows: small tiles, and choices that hardly matter there are left out.
+            few = config.B_r <= 128 and config.schedule != "grid" and config.p_operand == "registers"
+            if not config.pack_gqa or (few and config.softmax != "wary"):
+                yield config
 
     def resources(self, spec: AttentionSpec, config: KernelConfig) -> Resources:
         assert isinstance(config, ForwardSm90Config)
@@ -210,11 +247,31 @@ class ForwardSm90(Family):
             return Exclusion("q_stages", "A block with one tile of rows loads one Q_i. Use q_stages=1.")
         if spec.mask is None and config.schedule == "dynamic":
             return Exclusion("schedule", "Without a mask every block of rows takes equally long. Use schedule=static.")
+        if config.pack_gqa:
+            if spec.gqa_ratio is not None and (reason := packing_reason(spec.gqa_ratio)) is not None:
+                return Exclusion("pack_gqa", reason)
+            if spec.mask is not None and _tiles_depend_on_head(spec.mask):
+                return Exclusion(
+                    "pack_gqa",
+                    "A tile of packed heads visits the same keys for all of them, but which keys the mask"
+                    f" {spec.mask.describe()} shows depends on h. Use pack_gqa=False.",
+                )
         return None
+
+    def shape_reason(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> str | None:
+        assert isinstance(config, ForwardSm90Config)
+        if not config.pack_gqa:
+            return None
+        if shape.seqlen_q * shape.gqa_ratio > MAX_PACKED_ROWS:
+            return (
+                f"pack_gqa takes at most {MAX_PACKED_ROWS} rows of a KV head, but got {shape.seqlen_q} of each of"
+                f" {shape.gqa_ratio} heads. Use pack_gqa=False."
+            )
+        return packing_reason(shape.gqa_ratio)
 
     def default_configs(self, spec: AttentionSpec, arch: Arch) -> tuple[ForwardSm90Config, ...]:
         schedule = "static" if spec.mask is None else "dynamic"
-        configs = [ForwardSm90Config(*preferred, schedule, "registers") for preferred in _preferred(spec)]
+        configs = [ForwardSm90Config(*preferred, schedule, "registers", False) for preferred in _preferred(spec)]
         return tuple(config for config in configs if self.exclusion(spec, config, arch) is None)
 
     def arguments(self, spec: AttentionSpec) -> tuple[ArgumentField, ...]:
@@ -237,10 +294,10 @@ class ForwardSm90(Family):
     def tensor_maps(self, spec: AttentionSpec, config: KernelConfig) -> tuple[TensorMapField, ...]:
         assert isinstance(config, ForwardSm90Config)
         return (
-            TensorMapField("q_map", "q", WARPGROUP_ROWS),
+            TensorMapField("q_map", "q", WARPGROUP_ROWS, config.pack_gqa),
             TensorMapField("k_map", "k", config.B_c),
             TensorMapField("v_map", "v", config.B_c),
-            TensorMapField("o_map", "o", WARPGROUP_ROWS),
+            TensorMapField("o_map", "o", WARPGROUP_ROWS, config.pack_gqa),
         )
 
     def draws_tiles(self, config: KernelConfig) -> bool:
@@ -252,7 +309,8 @@ class ForwardSm90(Family):
     ) -> LaunchGeometry:
         assert isinstance(config, ForwardSm90Config)
         need = self.resources(spec, config)
-        tiles = -(-shape.seqlen_q // config.B_r) * shape.batch * shape.nheads
+        seen = rows_and_heads(config, shape)
+        tiles = -(-seen.seqlen_q // config.B_r) * seen.batch * seen.nheads
         if tiles + sm_count >= 1 << 31:
             raise ConfigError(
                 f"A launch takes at most 2147483647 tiles; {shape} with B_r={config.B_r} needs {tiles}."
@@ -263,13 +321,15 @@ class ForwardSm90(Family):
 
     def schedule_arguments(self, spec: AttentionSpec, config: KernelConfig, shape: ProblemShape) -> Mapping[str, int]:
         assert isinstance(config, ForwardSm90Config)
-        counts = tile_counts(spec, shape, config.B_r, section_bytes=SECTION_BYTES)
+        counts = tile_counts(spec, rows_and_heads(config, shape), config.B_r, section_bytes=SECTION_BYTES)
         return {"num_tiles": counts["num_row_tiles"] * counts["num_heads_total"], **counts}
 
     def render_context(self, spec: AttentionSpec, config: KernelConfig, arch: Arch) -> dict[str, Any]:
         assert isinstance(config, ForwardSm90Config)
         producer, consumer = REGISTERS[config.num_warpgroups]
+        meanings = PACKED_MEANINGS if config.pack_gqa else {}
         return {
+            "arguments": tuple(replace(f, meaning=meanings.get(f.name, f.meaning)) for f in self.arguments(spec)),
             "chunks": chunks_of(spec.head_dim),
             "chunks_v": chunks_of(spec.head_dim_v),
             "producer_registers": producer,
@@ -279,6 +339,14 @@ class ForwardSm90(Family):
             "mma": {"fp16": "f16", "bf16": "bf16"}[spec.dtype],
             "cvt": {"fp16": "f16", "bf16": "bf16"}[spec.dtype],
         }
+
+
+def _tiles_depend_on_head(mask: Graph) -> bool:
+    """Whether the keys that a tile visits, or leaves unmasked, may differ between heads."""
+    bounds = kv_bounds(mask)
+    # Where bounds do not say all, tiles are classified by the mask itself.
+    deciding = bounds.nodes if bounds.exact else (*bounds.nodes, mask.root)
+    return any("h" in node.leaves for node in deciding)
 
 
 def _preferred(spec: AttentionSpec) -> tuple[tuple[int, int, int, int, str, bool], ...]:

@@ -18,7 +18,13 @@ LETTERS = {
     "q_stages": "q",
     "min_blocks": "b",
 }
-WORDS = {"q_in_registers": "qreg", "pingpong": "pp", "optimistic": "opt", "longest_first": "longest"}
+WORDS = {
+    "q_in_registers": "qreg",
+    "pingpong": "pp",
+    "pack_gqa": "pack",
+    "optimistic": "opt",
+    "longest_first": "longest",
+}
 
 
 def short_config(config: Mapping[str, Any]) -> str:

@@ -143,7 +143,7 @@ def _fault(record: Record, path: Path) -> str:
     try:
         family = family_named(path.stem)
         config = family.config_type.from_dict(record.config)
-        # Whichever mask and score it was: a config's rules ask at most whether there is a mask.
+        # Whichever mask and score it was: most rules of a config ask at most whether there is a mask.
         mask = problem_of(dtype="bf16", head_dim=64, causal=True).spec.mask if of.mask else None
         spec = AttentionSpec(of.op, of.dtype, of.head_dim, of.head_dim_v, mask, gqa_ratio=of.gqa_ratio or None)
         family.check(spec, config, arch_from_name(path.parent.parent.name))

@@ -88,12 +88,12 @@ def _template(n: int, chunks_v: int, dtype: str, p_operand: str) -> str:
 
 
 def _primitives(kernel: str) -> str:
-    """The Hopper primitives, with the product that `kernel` uses, and TMA for 3 and 5 dimensions."""
+    """The Hopper primitives, with the product that `kernel` uses, and TMA for 3 dimensions, which no kernel uses."""
     match = _WGMMA.search(kernel)
     n, dtype, form = (int(match[1]), match[2], match[3]) if match else (64, "bf16", "rs")
     text = _template(n, n // 8, dtype, "shared" if form == "ss_tb" else "registers")
     four = {name: _chunk(text, name) for name in ("tma_load_4d", "tma_store_4d")}
-    return "\n\n".join([text, *(_of_rank(chunk, rank) for chunk in four.values() for rank in (3, 5))])
+    return "\n\n".join([text, *(_of_rank(chunk, 3) for chunk in four.values())])
 
 
 def _chunk(text: str, name: str) -> str:

@@ -86,13 +86,15 @@ def estimate(
     tiles: TileCounter,
     registers: int | None = None,
 ) -> Estimate | None:
-    """The estimate for `config`, or None where the family has no cost model or the config cannot be resident."""
+    """The estimate for `config`; None where it cannot be resident or run the shape, or its family has no cost model."""
     model = _MODELS.get(family.name)
-    if model is None:
+    if model is None or family.shape_reason(spec, config, shape) is not None:
         return None
     values: Any = config
-    row_tiles = tiles.visited(values.B_r, values.B_c)
-    found = model(_Case(family, spec, config, arch, gpu, row_tiles, shape.batch * shape.nheads, registers))
+    # A tile of packed heads has the rows of fewer queries, once for all of the group.
+    group = shape.gqa_ratio if getattr(config, "pack_gqa", False) else 1
+    row_tiles = tiles.visited(values.B_r // group, values.B_c)
+    found = model(_Case(family, spec, config, arch, gpu, row_tiles, shape.batch * shape.nheads // group, registers))
     if found is None or not sum(row_tiles):
         return None if found is None else replace(found, ms=LAUNCH_MS, waves=0.0, bound_by="launch")
     memory_ms = _compulsory_bytes(spec, shape) / (gpu.memory_gbps * 1e6)

@@ -4,14 +4,17 @@ One block per SM with W consumer warpgroups of 64 rows each. Per tile (K_j, V_j)
 
 - tensor    W * T,  T = 2 * 64 * B_c * (d + d_v) / 4096, head dims padded to 16: wgmma does 4096 FLOP a clock and SM;
 - softmax   W * S,  S = 64 * B_c * (1 / 16 + `BESIDE` * fp32 / 128): 16 ex2 a clock and SM, and beside them 3.5
-            (exact) or 2.5 (optimistic) fp32 instructions per score at 128 lanes; the exact one also scales O_i; a
-            score function adds its nodes;
-- shared    W * (bytes of Q_i, K_j and V_j, which each warpgroup's products read once) / 128.
+            (exact), 2.5 (optimistic) or 2.6 (wary) fp32 instructions per score at 128 lanes; the exact one also
+            scales O_i; a score function adds its nodes;
+- shared    W * (bytes of Q_i, K_j and V_j, which each warpgroup's products read once) / 128;
+- L2        (bytes of K_j and V_j, which the block loads once) / 48.
 
 The slowest of these bounds the tile. Beside it stands the softmax that no product covers, `UNCOVERED` * S * (S / T)^2:
 the less time products take, the less they can hide. Taking turns ("pingpong") covers more of it and costs
 `TURN_CYCLES`. A single warpgroup has nobody to hide behind. `TILE_CYCLES` are barriers, branches and addresses. The
 last four numbers are fitted to what an H200 prefers at head dims 64, 128 and 256; they are no hardware facts.
+
+A config that packs the heads of a group has their rows in its tiles: as many fewer tiles load the keys.
 
 A tile of rows starts with loads and a product alone, and ends with an epilogue: `PROLOGUE_CYCLES`, of which two buffers
 of Q_i in a persistent block hide `HIDDEN`. The longest SM decides: equal tiles take whole waves; of unequal ones (a
@@ -31,8 +34,9 @@ WGMMA_FLOPS = 4096
 EX2_LANES = 16
 FP32_LANES = 128
 SMEM_BYTES = 128
+L2_BYTES = 48
 BESIDE = 0.5
-FP32_PER_SCORE = {"exact": 3.5, "optimistic": 2.5}
+FP32_PER_SCORE = {"exact": 3.5, "optimistic": 2.5, "wary": 2.6}
 #: The part of S * (S / T)^2 that stays exposed, without and with turns.
 UNCOVERED = {False: 0.25, True: 0.10}
 ALONE = 0.6
@@ -66,6 +70,7 @@ def tile_cost(spec: AttentionSpec, config: Any) -> TileCost:
         "tensor cores": warpgroups * tensor,
         "softmax": warpgroups * softmax,
         "shared memory": read / SMEM_BYTES,
+        "L2": 2.0 * config.B_c * (depth + depth_v) / L2_BYTES,
     }
     bound_by = max(pipes, key=lambda name: pipes[name])
     exposed = UNCOVERED[config.pingpong] * softmax * (softmax / tensor) ** 2 + TURN_CYCLES * config.pingpong

@@ -19,7 +19,7 @@ from .log import Trial
 from .records import measured_record
 from .request import BucketResult, Progress
 from .search import Search
-from .seeds import rank_by_model, seeds_for, stored_configs
+from .seeds import rank_by_model, seeds_for, space_at, stored_configs
 from .tiles import TileCounter
 
 logger = logging.getLogger("flashsmith.tune")
@@ -79,17 +79,18 @@ def _search(
     ends: float,
 ) -> None:
     request = job.request
-    ranked = rank_by_model(job.family, job.spec, job.space, arch=request.arch, gpu=job.gpu, shape=shape, tiles=tiles)
+    space = space_at(job.family, job.spec, job.space, shape)
+    ranked = rank_by_model(job.family, job.spec, space, arch=request.arch, gpu=job.gpu, shape=shape, tiles=tiles)
     stored = stored_configs(job.family, job.spec, arch=request.arch, device_name=job.identity.device.name, shape=shape)
     seeds = seeds_for(
         default=job.default,
         stored=stored,
         earlier=earlier,
         ranked=[config for config, _ in ranked],
-        space=job.space,
+        space=space,
         seed=request.seed,
     )
-    search = Search(job.space, seeds=seeds, seed=request.seed)
+    search = Search(space, seeds=seeds, seed=request.seed)
     for config, why in job.poisoned.items():
         search.tell(config, None)
         logger.debug("%s is not tried: %s", config, why)
@@ -121,7 +122,8 @@ def _search(
 
 def _try_all(job: Job, shape: ProblemShape, trials: list[Trial], ends: float) -> None:
     known = {trial.key for trial in trials}
-    rest = [config for config in job.space if tuple(sorted(config.to_dict().items())) not in known]
+    space = space_at(job.family, job.spec, job.space, shape)
+    rest = [config for config in space if tuple(sorted(config.to_dict().items())) not in known]
     best = min((trial.ms_median for trial in trials if trial.ms_median is not None), default=None)
     for compiled in job.pool.compile([config for config in rest if config not in job.poisoned]):
         # Nothing is raced: the log of an exhaustive run is the landscape itself.
@@ -129,9 +131,9 @@ def _try_all(job: Job, shape: ProblemShape, trials: list[Trial], ends: float) ->
         trials.append(trial)
         if trial.ms_median is not None:
             best = min(best or trial.ms_median, trial.ms_median)
-        job.progress(Progress("time", len(trials), len(job.space), shape, best))
+        job.progress(Progress("time", len(trials), len(space), shape, best))
         if time.monotonic() > ends:
-            logger.warning("The budget ended after %d of %d configs; run again to go on.", len(trials), len(job.space))
+            logger.warning("The budget ended after %d of %d configs; run again to go on.", len(trials), len(space))
             break
 
 

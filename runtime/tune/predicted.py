@@ -26,7 +26,7 @@ from .prover import Prover
 from .records import predicted_record
 from .request import BucketResult, Progress, ProgressFunction, TuneRequest
 from .search import escape_lane
-from .seeds import ESCAPE, rank_by_model
+from .seeds import ESCAPE, rank_by_model, space_at
 from .tiles import TileCounter
 
 logger = logging.getLogger("flashsmith.tune")
@@ -67,6 +67,7 @@ class PredictJob:
     def rank(
         self, shape: ProblemShape, configs: tuple[KernelConfig, ...], registers: dict[KernelConfig, int]
     ) -> Ranking:
+        """The estimates of those of `configs` that can run `shape`, fastest first."""
         return rank_by_model(
             self.family,
             self.spec,
@@ -105,7 +106,9 @@ def predict(job: PredictJob) -> tuple[list[BucketResult], dict[str, int]]:
 
 def _choose(job: PredictJob, rankings: dict[ProblemShape, Ranking]) -> list[KernelConfig]:
     """At most `max_compile` configs: default and escape lane, then the buckets' best in turn."""
-    chosen = dict.fromkeys([job.default, *escape_lane(job.space, ESCAPE, job.request.seed)])
+    usable = {config for shape in rankings for config in space_at(job.family, job.spec, job.space, shape)}
+    space = [config for config in job.space if config in usable]
+    chosen = dict.fromkeys([job.default, *escape_lane(space, ESCAPE, job.request.seed)])
     for place in range(max(map(len, rankings.values()))):
         for ranking in rankings.values():
             if len(chosen) >= job.request.max_compile:

@@ -24,6 +24,13 @@ MODEL_TOP = 8
 ESCAPE = 4
 
 
+def space_at(
+    family: Family, spec: AttentionSpec, space: Iterable[KernelConfig], shape: ProblemShape
+) -> tuple[KernelConfig, ...]:
+    """The configs of `space` that can run `shape`, in its order."""
+    return tuple(config for config in space if family.shape_reason(spec, config, shape) is None)
+
+
 def rank_by_model(
     family: Family,
     spec: AttentionSpec,
@@ -71,6 +78,7 @@ def stored_configs(
         try:
             config = family.config_type.from_dict(candidate.record.config)
             family.check(spec, config, arch)
+            family.check_shape(spec, config, shape)
         except (FlashsmithError, ArithmeticError):
             continue
         if config not in found:

@@ -50,12 +50,12 @@ class Kernel:
 
 KERNELS = (
     Kernel(
-        ForwardSm90Config(2, 32, 2, 2, "optimistic", True, "dynamic", "registers"),
+        ForwardSm90Config(2, 32, 2, 2, "optimistic", True, "dynamic", "registers", False),
         problem_of(dtype="bf16", head_dim=64, mask_mod=far),  # tiles are classified one by one
         "for (; j >= visit.j_begin && is_full(",
     ),
     Kernel(
-        ForwardSm90Config(2, 32, 2, 1, "exact", False, "static", "registers"),
+        ForwardSm90Config(2, 32, 2, 1, "exact", False, "static", "registers", False),
         problem_of(dtype="bf16", head_dim=64, causal=True),
         "tiles that every row sees",
     ),

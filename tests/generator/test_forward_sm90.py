@@ -49,6 +49,7 @@ def config(**changes: object) -> ForwardSm90Config:
         "pingpong": False,
         "schedule": "static",
         "p_operand": "registers",
+        "pack_gqa": False,
     }
     return ForwardSm90Config.from_dict(values | changes)
 

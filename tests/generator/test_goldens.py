@@ -89,21 +89,29 @@ CORNERS = {
         "sm_80",
     ),
 }
-#: name -> (spec, (num_warpgroups, B_c, num_stages, q_stages, softmax, pingpong, schedule, p_operand)), for sm_90
+#: name -> (spec, (num_warpgroups, B_c, num_stages, q_stages, softmax, pingpong, schedule, p_operand, pack_gqa)), for sm_90
 HOPPER_CORNERS = {
-    "hopper_bf16_d128_causal": (AttentionSpec(mask=CAUSAL), (2, 128, 2, 2, "optimistic", True, "dynamic", "registers")),
+    "hopper_bf16_d128_causal": (AttentionSpec(mask=CAUSAL), (2, 128, 2, 2, "optimistic", True, "dynamic", "registers", False)),
     "hopper_fp16_d64_full": (
         AttentionSpec(dtype="fp16", head_dim=64),
-        (4, 64, 3, 2, "wary", True, "static", "registers"),
+        (4, 64, 3, 2, "wary", True, "static", "registers", False),
     ),
-    "hopper_bf16_d256_full": (AttentionSpec(head_dim=256), (2, 80, 2, 1, "optimistic", False, "static", "registers")),
+    "hopper_bf16_d256_full": (AttentionSpec(head_dim=256), (2, 80, 2, 1, "optimistic", False, "static", "registers", False)),
     "hopper_bf16_d72_dv40_window": (
         AttentionSpec(head_dim=72, head_dim_v=40, mask=WINDOW),
-        (2, 96, 2, 1, "exact", False, "grid", "registers"),
+        (2, 96, 2, 1, "exact", False, "grid", "registers", False),
     ),
     "hopper_bf16_d96_document": (
         AttentionSpec(head_dim=96, mask=trace_mask(mods.document(IDS)).graph),
-        (3, 64, 3, 2, "optimistic", True, "dynamic", "registers"),
+        (3, 64, 3, 2, "optimistic", True, "dynamic", "registers", False),
+    ),
+    "hopper_bf16_d128_causal_alibi_packed": (
+        AttentionSpec(mask=CAUSAL, score=trace_score(mods.alibi(SLOPES)).graph),
+        (1, 96, 3, 2, "optimistic", False, "dynamic", "registers", True),
+    ),
+    "hopper_fp16_d64_window_packed": (
+        AttentionSpec(dtype="fp16", head_dim=64, mask=WINDOW),
+        (2, 128, 2, 1, "exact", False, "static", "registers", True),
     ),
 }
 KERNELS: dict[str, tuple[AttentionSpec, KernelConfig, Arch]] = {

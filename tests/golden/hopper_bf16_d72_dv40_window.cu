@@ -11,7 +11,7 @@
 //   score:  none
 //   arch:   sm_90, family forward_sm90
 //   config: num_warpgroups=2 B_c=96 num_stages=2 q_stages=1 softmax=exact pingpong=False
-//           schedule=grid p_operand=registers
+//           schedule=grid p_operand=registers pack_gqa=False
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -387,7 +387,7 @@ __device__ __forceinline__ Visit own_visit(const Arguments& args, const Tile& ti
 // ---- The producer: one thread starts every copy --------------------------------------------
 
 __device__ __forceinline__ void load_q(const Arguments& args, const Shared& smem,
-                                       const Turn<Q_STAGES>& q, const Tile& tile) {
+                                       const Turn<Q_STAGES>& q, const Tile& tile, int q_first) {
   mbarrier_wait(smem.q_empty + q.stage() * 8, q.parity() ^ 1);
   mbarrier_arrive_expect_tx(smem.q_full + q.stage() * 8, WARPGROUPS * Q_LOADED);
 #pragma unroll
@@ -395,7 +395,7 @@ __device__ __forceinline__ void load_q(const Arguments& args, const Shared& smem
 #pragma unroll
     for (int part = 0; part < SUBTILES; ++part) {
       tma_load_4d(smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES + part * 64 * 128,
-                  args.q_map, part * 64, tile.i * B_r + warpgroup * 64, tile.h, tile.b,
+                  args.q_map, part * 64, q_first + warpgroup * 64, tile.h, tile.b,
                   smem.q_full + q.stage() * 8);
     }
   }
@@ -433,7 +433,7 @@ __device__ __forceinline__ void produce(const Arguments& args, const Shared& sme
     // The first keys come before the queries, whose place the tile before may still need.
     int j = visit.j_end - 1;
     if (j >= visit.j_begin) load_k(args, smem, kv, tile.b, h_k, j);
-    load_q(args, smem, q, tile);
+    load_q(args, smem, q, tile, visit.q_first);
     q.next();
     while (j >= visit.j_begin) {
       const int j_next = j - 1;

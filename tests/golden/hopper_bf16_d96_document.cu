@@ -10,7 +10,7 @@
 //   score:  none
 //   arch:   sm_90, family forward_sm90
 //   config: num_warpgroups=3 B_c=64 num_stages=3 q_stages=2 softmax=optimistic pingpong=True
-//           schedule=dynamic p_operand=registers
+//           schedule=dynamic p_operand=registers pack_gqa=False
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -505,7 +505,7 @@ __device__ __forceinline__ void tell_tile(const Shared& smem, const Turn<2>& nex
 }
 
 __device__ __forceinline__ void load_q(const Arguments& args, const Shared& smem,
-                                       const Turn<Q_STAGES>& q, const Tile& tile) {
+                                       const Turn<Q_STAGES>& q, const Tile& tile, int q_first) {
   mbarrier_wait(smem.q_empty + q.stage() * 8, q.parity() ^ 1);
   mbarrier_arrive_expect_tx(smem.q_full + q.stage() * 8, WARPGROUPS * Q_LOADED);
 #pragma unroll
@@ -513,7 +513,7 @@ __device__ __forceinline__ void load_q(const Arguments& args, const Shared& smem
 #pragma unroll
     for (int part = 0; part < SUBTILES; ++part) {
       tma_load_4d(smem.Q + (q.stage() * WARPGROUPS + warpgroup) * Q_BYTES + part * 64 * 128,
-                  args.q_map, part * 64, tile.i * B_r + warpgroup * 64, tile.h, tile.b,
+                  args.q_map, part * 64, q_first + warpgroup * 64, tile.h, tile.b,
                   smem.q_full + q.stage() * 8);
     }
   }
@@ -555,7 +555,7 @@ __device__ __forceinline__ void produce(const Arguments& args, const Shared& sme
     // The first keys come before the queries, whose place the tile before may still need.
     int j = visit.j_end - 1;
     if (j >= visit.j_begin) load_k(args, smem, kv, tile.b, h_k, j);
-    load_q(args, smem, q, tile);
+    load_q(args, smem, q, tile, visit.q_first);
     q.next();
     // The next tile is drawn late, with this one's last keys, so that no block holds one that
     // another could begin.

@@ -150,9 +150,12 @@ def test_stale_rows_beyond_the_tensors_are_not_read():
 @pytest.mark.parametrize(
     ("d", "values"),
     [
-        (64, (4, 64, 2, 2, "optimistic", True, "dynamic")),
-        (64, (1, 176, 3, 1, "exact", False, "grid")),
-        (128, (3, 80, 2, 2, "exact", True, "static")),
+        (64, (4, 64, 2, 2, "optimistic", True, "dynamic", "registers", False)),
+        (64, (1, 176, 3, 1, "exact", False, "grid", "registers", False)),
+        (128, (3, 80, 2, 2, "exact", True, "static", "registers", False)),
+        (64, (2, 128, 2, 2, "optimistic", True, "dynamic", "registers", True)),
+        (128, (1, 128, 3, 1, "optimistic", False, "static", "registers", True)),
+        (256, (2, 64, 2, 1, "exact", False, "dynamic", "registers", True)),
     ],
 )
 def test_configs_far_from_the_default(d, values):

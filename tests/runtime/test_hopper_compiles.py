@@ -9,6 +9,7 @@ from flashsmith.generator import mods
 from flashsmith.generator.arch import ARCHS
 from flashsmith.generator.errors import BuildGateError
 from flashsmith.generator.families import family_named
+from flashsmith.generator.families.forward_sm90 import ForwardSm90Config
 from flashsmith.generator.language import and_masks, compose_scores, trace_mask, trace_score
 from flashsmith.generator.spec import AttentionSpec
 from flashsmith.runtime import nvrtc_library
@@ -62,3 +63,24 @@ def test_a_default_keeps_its_values_in_registers_and_its_products_in_flight(name
         compile_kernel(spec, chosen, SM90, family=FAMILY, run_here=False)
     except BuildGateError as error:
         pytest.fail(str(error))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "name", "values"),
+    [
+        (64, "softcap+alibi", (2, 96, 2, 2, "exact", False, "dynamic")),
+        (64, "none", (1, 176, 3, 1, "optimistic", False, "static")),
+        (128, "causal", (2, 128, 2, 2, "optimistic", True, "dynamic")),
+        (128, "none", (1, 128, 3, 1, "optimistic", False, "static")),
+        (128, "document", (2, 80, 2, 1, "optimistic", False, "dynamic")),
+        (256, "window", (2, 48, 2, 1, "optimistic", False, "static")),
+    ],
+)
+def test_a_kernel_with_packed_heads_passes_the_gate(head_dim: int, name: str, values: tuple[object, ...]) -> None:
+    if nvrtc_library.installed_compiler() is None:
+        pytest.skip("needs CuPy and an NVRTC wheel")
+    mask, score = (None if traced is None else traced.graph for traced in MODS[name])
+    spec = AttentionSpec(head_dim=head_dim, mask=mask, score=score)
+    config = ForwardSm90Config(*values, True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    report = compile_kernel(spec, config, SM90, family=FAMILY, run_here=False).report
+    assert not any(code in " ".join(report.warnings) for code in SERIALISED)

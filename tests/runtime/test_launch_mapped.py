@@ -15,7 +15,7 @@ import torch
 from helpers_attention import FakeBackend, qkv, randn
 
 from flashsmith.generator.arch import arch_from_name
-from flashsmith.generator.errors import UnsupportedError
+from flashsmith.generator.errors import ConfigError, UnsupportedError
 from flashsmith.generator.families import family_named
 from flashsmith.generator.families.forward_sm90 import ForwardSm90
 from flashsmith.generator.spec import ProblemShape
@@ -92,6 +92,30 @@ def test_every_member_of_the_struct():
     }
     assert launch.grid == (min(tiles, 132), 1, 1) and launch.threads == config.threads and launch.stream == 5
     assert launch.smem_bytes == FAMILY.resources(launch.spec, config).smem_bytes
+
+
+def test_a_packed_plan_maps_groups_of_heads_and_counts_their_rows():
+    q, k, v = qkv(b=2, sq=33, sk=47, h=8, hk=2)
+    backend = FakeBackend()
+    problem = problem_of(dtype="fp16", head_dim=64, causal=True)
+    plan = planned(problem, q, k, v, backend=backend, num_warpgroups=2, schedule="static", pack_gqa=True)
+    plan.launch(q.data_ptr(), k.data_ptr(), v.data_ptr(), 0x1000, 0x2000, (), 5)
+    values = backend.launches[0].values
+    assert (values["q_sizes"], values["q_box"]) == ((64, 4, 33, 2, 2), (64, 4, 16, 1, 1))
+    assert [values[f"q_stride_{axis}"] for axis in "hskb"] == [64, 8 * 64, 4 * 64, 33 * 8 * 64]
+    assert (values["o_sizes"], values["o_box"]) == (values["q_sizes"], values["q_box"])
+    assert (values["k_sizes"], values["nheads"], values["group_size"]) == ((64, 47, 2, 2), 8, 4)
+    # 33 queries of 4 heads are 132 rows: two tiles of 128 for each of 4 KV heads.
+    assert (values["num_row_tiles"], values["num_heads_total"], values["num_tiles"]) == (2, 4, 8)
+    assert backend.launches[0].grid == (8, 1, 1)
+
+
+def test_a_plan_is_refused_where_the_heads_cannot_be_packed():
+    problem, backend = problem_of(dtype="fp16", head_dim=64, causal=True), FakeBackend()
+    for h, hk in ((4, 4), (6, 2), (128, 1)):
+        with pytest.raises(ConfigError, match=rf"nheads_k, must be more than 1 and divide 64, but got {h // hk}\. Use"):
+            planned(problem, *qkv(h=h, hk=hk), backend=backend, num_warpgroups=2, pack_gqa=True)
+    assert not backend.loads
 
 
 def test_captured_numbers_and_tensors_reach_their_members():

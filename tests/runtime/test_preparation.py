@@ -121,6 +121,25 @@ def test_a_cache_keeps_the_newest():
     assert cache == {2: "2", 3: "three", 4: "4"}
 
 
+def test_a_call_passes_over_a_config_that_packs_another_ratio_of_heads(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_CONFIG_DIR", str(tmp_path))
+    family, arch = FAMILIES["forward_sm90"], arch_from_name("sm_90")
+    spec = AttentionSpec(dtype="fp16", head_dim=64)
+    space = family.space(spec, arch)
+    packed = next(config for config in space if config.to_dict()["pack_gqa"])
+    plain = next(config for config in space if config != family.default_config(spec, arch))
+    records = [
+        record(packed, spec, ProblemShape(1, 16, 300, 8, 2)),
+        record(plain, spec, ProblemShape(1, 16, 900, 8, 8)),
+    ]
+    save_records(records, arch=arch.name, family=family.name, gpu=FakeBackend("sm_90").device_name(0) or "")
+    for heads, used in ((2, packed), (1, packed), (8, plain)):
+        backend = FakeBackend("sm_90")
+        with use_backend(backend):
+            attention(*qkv(b=1, sq=16, sk=300, h=8, hk=heads, d=64))
+        assert backend.launches[-1].config == used
+
+
 def test_a_call_passes_over_a_config_that_breaks_the_gate(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHSMITH_CONFIG_DIR", str(tmp_path))
     backend = FakeBackend()

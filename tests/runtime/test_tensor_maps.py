@@ -43,6 +43,18 @@ def test_a_dimension_of_size_1_gets_a_legal_stride():
     assert tensor.strides == (144, 144, 144)
 
 
+def test_a_packed_map_has_the_heads_of_a_group_side_by_side():
+    """8 heads of 2 KV heads: 4 heads of 16 queries are the 64 rows of a copy."""
+    field = TensorMapField("q_map", "q", 64, packed=True)
+    tensor = mapped_tensor(field, (3, 47, 8, 72), (1 << 20, 600, 72), group_size=4)
+    assert tensor == MappedTensor(0, (72, 4, 47, 2, 3), (144, 1200, 576, 1 << 21), (64, 4, 16, 1, 1))
+    whole = mapped_tensor(field, (1, 1, 64, 72), (0, 0, 72), group_size=64)  # one KV head, one query
+    assert whole == MappedTensor(0, (72, 64, 1, 1, 1), (144, 144, 144, 144), (64, 64, 1, 1, 1))
+    # Only a packed map asks for the group.
+    assert mapped_tensor(TensorMapField("k_map", "k", 96), (3, 47, 2, 72), (1 << 20, 144, 72), group_size=4).box == (
+        64, 96, 1, 1)  # fmt: skip
+
+
 def test_maps_are_joined_in_the_order_of_the_arguments_and_encoded_once():
     encode = Encoder()
     found = maps(encode)

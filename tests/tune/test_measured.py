@@ -270,3 +270,15 @@ def test_progress_tells_the_best_so_far(run):
     assert timed[-1].done == 40
     best = [step.best_ms for step in timed]
     assert best == sorted(best, reverse=True)
+
+
+@pytest.mark.parametrize("exhaustive", [False, True])
+def test_a_config_that_cannot_run_the_shape_is_not_tried(run, monkeypatch, exhaustive):
+    def reason(family, spec, config, shape):
+        return "no" if config != DEFAULT and (config.num_stages == 1 or config.num_warps == 4) else None
+
+    monkeypatch.setattr(type(FAMILY), "shape_reason", reason)
+    bench = FakeBench()
+    run(bench, exhaustive=exhaustive, trials=30)
+    assert len(bench.timed) >= 20
+    assert all(reason(FAMILY, SPEC, config, SHAPE) is None for config in bench.timed)
