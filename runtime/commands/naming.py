@@ -18,7 +18,14 @@ LETTERS = {
     "q_stages": "q",
     "min_blocks": "b",
 }
-WORDS = {"q_in_registers": "qreg", "pingpong": "pp", "optimistic": "opt", "longest_first": "longest"}
+WORDS = {
+    "q_in_registers": "qreg",
+    "pingpong": "pp",
+    "optimistic": "opt",
+    "longest_first": "longest",
+    "registers": "",  # P_ij, as usual
+    "shared": "psh",
+}
 
 
 def short_config(config: Mapping[str, Any]) -> str:
@@ -35,7 +42,7 @@ def short_config(config: Mapping[str, Any]) -> str:
             parts.append(f"{LETTERS.get(name, name + '=')}{value}")
         else:
             parts.append(WORDS.get(value, value))
-    return " ".join(parts)
+    return " ".join(part for part in parts if part)
 
 
 def short_problem(words: str, values: Mapping[str, int | float] | None = None, *, op: bool = True) -> str:

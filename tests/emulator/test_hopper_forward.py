@@ -87,7 +87,11 @@ CASES: Mapping[str, Case] = {
     "head dim 256": Case(140, 100, config(2, 48), head_dim=256),
     "P shared, ragged": Case(150, 203, config(2, 64, num_stages=3, p_operand="shared")),
     "P shared, turns, rows after rows": Case(
-        300, 330, config(2, 80, pingpong=True, softmax="wary", **persistent, p_operand="shared"), heads=(2, 1), dtype="fp16"
+        300,
+        330,
+        config(2, 80, pingpong=True, softmax="wary", **persistent, p_operand="shared"),
+        heads=(2, 1),
+        dtype="fp16",
     ),
     "P shared, O from registers, rows after rows": Case(
         300, 150, config(1, 48, schedule="static", softmax="optimistic", p_operand="shared"), batch=2, head_dim=128

@@ -10,7 +10,7 @@
 //   score:  none
 //   arch:   sm_90, family forward_sm90
 //   config: num_warpgroups=2 B_c=80 num_stages=2 q_stages=1 softmax=optimistic pingpong=False
-//           schedule=static
+//           schedule=static p_operand=registers
 
 typedef unsigned int u32;
 typedef unsigned short u16;

@@ -11,7 +11,7 @@
 //   score:  none
 //   arch:   sm_90, family forward_sm90
 //   config: num_warpgroups=2 B_c=96 num_stages=2 q_stages=1 softmax=exact pingpong=False
-//           schedule=grid
+//           schedule=grid p_operand=registers
 
 typedef unsigned int u32;
 typedef unsigned short u16;

@@ -10,7 +10,7 @@
 //   score:  none
 //   arch:   sm_90, family forward_sm90
 //   config: num_warpgroups=4 B_c=64 num_stages=3 q_stages=2 softmax=wary pingpong=True
-//           schedule=static
+//           schedule=static p_operand=registers
 
 typedef unsigned int u32;
 typedef unsigned short u16;

@@ -150,9 +150,13 @@ def test_stale_rows_beyond_the_tensors_are_not_read():
 @pytest.mark.parametrize(
     ("d", "values"),
     [
-        (64, (4, 64, 2, 2, "optimistic", True, "dynamic")),
-        (64, (1, 176, 3, 1, "exact", False, "grid")),
-        (128, (3, 80, 2, 2, "exact", True, "static")),
+        (64, (4, 64, 2, 2, "optimistic", True, "dynamic", "registers")),
+        (64, (1, 176, 3, 1, "exact", False, "grid", "registers")),
+        (128, (3, 80, 2, 2, "exact", True, "static", "registers")),
+        (64, (3, 176, 2, 2, "optimistic", True, "dynamic", "shared")),
+        (64, (4, 96, 3, 1, "exact", False, "static", "shared")),
+        (128, (3, 128, 2, 1, "wary", True, "static", "shared")),
+        (80, (2, 80, 2, 1, "optimistic", False, "grid", "shared")),
     ],
 )
 def test_configs_far_from_the_default(d, values):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from flashsmith.generator import mods
 from flashsmith.generator.arch import ARCHS
 from flashsmith.generator.errors import BuildGateError
 from flashsmith.generator.families import family_named
+from flashsmith.generator.families.forward_sm90 import ForwardSm90Config
 from flashsmith.generator.language import and_masks, compose_scores, trace_mask, trace_score
 from flashsmith.generator.spec import AttentionSpec
 from flashsmith.runtime import nvrtc_library
@@ -60,5 +63,27 @@ def test_a_default_keeps_its_values_in_registers_and_its_products_in_flight(name
     # Where an earlier default spills, it is a later one that is used; that one passes the whole gate.
     try:
         compile_kernel(spec, chosen, SM90, family=FAMILY, run_here=False)
+    except BuildGateError as error:
+        pytest.fail(str(error))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "values"),
+    [
+        (64, (3, 176, 2, 2, "optimistic", True, "static", "shared")),
+        (64, (4, 96, 3, 2, "wary", True, "static", "shared")),
+        (128, (3, 128, 2, 1, "exact", True, "static", "shared")),
+    ],
+)
+def test_p_in_shared_memory_leaves_registers_for_a_wider_tile(
+    head_dim: int, values: tuple[int | bool | str, ...]
+) -> None:
+    if nvrtc_library.installed_compiler() is None:
+        pytest.skip("needs CuPy and an NVRTC wheel")
+    spec, config = AttentionSpec(head_dim=head_dim), ForwardSm90Config(*values)  # type: ignore[arg-type]
+    excluded = FAMILY.exclusion(spec, replace(config, p_operand="registers"), SM90)
+    assert excluded is not None and excluded.kind == "registers"
+    try:
+        compile_kernel(spec, config, SM90, family=FAMILY, run_here=False)
     except BuildGateError as error:
         pytest.fail(str(error))

@@ -126,7 +126,7 @@ def test_a_partial_wave_is_paid_for():
 
 def test_each_block_has_an_sm_to_itself():
     for num_warpgroups, B_c in ((1, 128), (2, 128), (3, 96), (4, 64)):
-        found = guess(config(num_warpgroups, B_c, 2, 2, "optimistic", False, "static"), head_dim=64)
+        found = guess(config(num_warpgroups, B_c, 2, 2, "optimistic", False, "static", "registers"), head_dim=64)
         assert found.blocks_per_sm == 1 and 96 <= found.registers <= 168
 
 
@@ -140,3 +140,12 @@ def test_a_tile_reads_what_the_products_read():
     spec = TuneProblem(head_dim=128).traced().spec
     cost = tile_cost(spec, config(2, 96, 2, 2, "exact", False, "static", "registers"))
     assert cost.smem_bytes == 2 * 2 * (64 * 128 + 96 * 256)
+    shared = tile_cost(spec, config(2, 96, 2, 2, "exact", False, "static", "shared"))
+    assert shared.smem_bytes == cost.smem_bytes + 2 * 2 * 2 * 64 * 96  # P_ij, written and read
+    assert shared.cycles >= cost.cycles
+
+
+def test_p_in_shared_memory_costs_nothing_that_a_larger_tile_does_not_bring_back():
+    same, larger = (config(3, B_c, 2, 2, "optimistic", True, "static", "shared") for B_c in (128, 176))
+    assert guess(larger, head_dim=64, seqlen=16384).ms < guess(same, head_dim=64, seqlen=16384).ms
+    assert guess(replace(same, p_operand="registers"), head_dim=64).ms <= guess(same, head_dim=64).ms
