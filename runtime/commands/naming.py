@@ -24,6 +24,8 @@ WORDS = {
     "pack_gqa": "pack",
     "optimistic": "opt",
     "longest_first": "longest",
+    "registers": "",  # P_ij, as usual
+    "shared": "psh",
 }
 
 
@@ -41,7 +43,7 @@ def short_config(config: Mapping[str, Any]) -> str:
             parts.append(f"{LETTERS.get(name, name + '=')}{value}")
         else:
             parts.append(WORDS.get(value, value))
-    return " ".join(parts)
+    return " ".join(part for part in parts if part)
 
 
 def short_problem(words: str, values: Mapping[str, int | float] | None = None, *, op: bool = True) -> str:

@@ -4,15 +4,16 @@ One block per SM with W consumer warpgroups of 64 rows each. Per tile (K_j, V_j)
 
 - tensor    W * T,  T = 2 * 64 * B_c * (d + d_v) / 4096, head dims padded to 16: wgmma does 4096 FLOP a clock and SM;
 - softmax   W * S,  S = 64 * B_c * (1 / 16 + `BESIDE` * fp32 / 128): 16 ex2 a clock and SM, and beside them 3.5
-            (exact), 2.5 (optimistic) or 2.6 (wary) fp32 instructions per score at 128 lanes; the exact one also
-            scales O_i; a score function adds its nodes;
-- shared    W * (bytes of Q_i, K_j and V_j, which each warpgroup's products read once) / 128;
-- L2        (bytes of K_j and V_j, which the block loads once) / 48.
+            (exact), 2.6 (wary) or 2.5 (optimistic) fp32 instructions per score at 128 lanes; the exact one also scales
+            O_i; a score function adds its nodes;
+- shared    W * (bytes of Q_i, K_j and V_j, which each warpgroup's products read once, and of P_ij, where it is written
+            to shared memory and read there) / 128.
 
 The slowest of these bounds the tile. Beside it stands the softmax that no product covers, `UNCOVERED` * S * (S / T)^2:
 the less time products take, the less they can hide. Taking turns ("pingpong") covers more of it and costs
 `TURN_CYCLES`. A single warpgroup has nobody to hide behind. `TILE_CYCLES` are barriers, branches and addresses. The
-last four numbers are fitted to what an H200 prefers at head dims 64, 128 and 256; they are no hardware facts.
+last four numbers are fitted to what an H200 prefers at head dims 64, 128 and 256; they are no hardware facts. Where
+P_ij goes through shared memory, its warpgroup meets twice a tile: `P_CYCLES`, a guess until such a config is timed.
 
 A config that packs the heads of a group has their rows in its tiles: as many fewer tiles load the keys.
 
@@ -41,6 +42,7 @@ FP32_PER_SCORE = {"exact": 3.5, "optimistic": 2.5, "wary": 2.6}
 UNCOVERED = {False: 0.25, True: 0.10}
 ALONE = 0.6
 TURN_CYCLES = 45.0
+P_CYCLES = 90.0
 TILE_CYCLES = 120.0
 PROLOGUE_CYCLES = 3000.0
 HIDDEN = 0.6
@@ -49,7 +51,7 @@ WIDE_DRAW = 1.04
 
 @dataclass(frozen=True, slots=True)
 class TileCost:
-    """Cycles of one tile of keys in one block, the pipe that bounds it, and the bytes its products read."""
+    """Cycles of one tile of keys in one block, the pipe that bounds it, and its bytes in and out of shared memory."""
 
     cycles: float
     bound_by: str
@@ -65,18 +67,21 @@ def tile_cost(spec: AttentionSpec, config: Any) -> TileCost:
     if config.softmax == "exact":
         fp32 += 64 * depth_v
     softmax = scores / EX2_LANES + BESIDE * fp32 / FP32_LANES
-    read = warpgroups * 2.0 * (64 * depth + config.B_c * (depth + depth_v))
+    moved = warpgroups * 2.0 * (64 * depth + config.B_c * (depth + depth_v))
+    shared = config.p_operand == "shared"
+    if shared:
+        moved += warpgroups * 2.0 * 2 * scores
     pipes = {
         "tensor cores": warpgroups * tensor,
         "softmax": warpgroups * softmax,
-        "shared memory": read / SMEM_BYTES,
+        "shared memory": moved / SMEM_BYTES,
         "L2": 2.0 * config.B_c * (depth + depth_v) / L2_BYTES,
     }
     bound_by = max(pipes, key=lambda name: pipes[name])
     exposed = UNCOVERED[config.pingpong] * softmax * (softmax / tensor) ** 2 + TURN_CYCLES * config.pingpong
     if warpgroups == 1:
         exposed = ALONE * min(softmax, tensor)
-    return TileCost(pipes[bound_by] + exposed + TILE_CYCLES, bound_by, read)
+    return TileCost(pipes[bound_by] + exposed + TILE_CYCLES + P_CYCLES * shared, bound_by, moved)
 
 
 def launch_cycles(spec: AttentionSpec, config: Any, row_tiles: Sequence[int], heads: int, sm_count: int) -> float:

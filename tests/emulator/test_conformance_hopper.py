@@ -246,18 +246,19 @@ def test_groups_of_products_by_their_definition(dtype: str) -> None:
 
 def test_the_kernels_own_products_are_among_the_cases() -> None:
     for n in range(8, 257, 8):
-        for form in ("ss", "rs"):
+        for form in ("ss", "rs", "ss_tb"):
             assert f"wgmma_m64n{n}k16_f32_bf16_{form} span 128 integers" in CASES
     for dtype, n in itertools.product(("f16", "bf16"), range(48, 257, 16)):
         assert n > 192 or f"wgmma_m64n{n}k16_f32_{dtype}_ss span 128 integers" in CASES
         assert n < 64 or f"wgmma_m64n{n}k16_f32_{dtype}_rs span 128 integers" in CASES
+        assert n < 64 or f"wgmma_m64n{n}k16_f32_{dtype}_ss_tb span 128 integers" in CASES
 
 
 def test_every_primitive_of_every_template_is_in_a_case() -> None:
-    context = {"config": SimpleNamespace(B_c=64), "chunks_v": 8, "mma": "bf16"}
     defined = re.compile(r"__forceinline__ [\w ]+?\b(\w+)\(")
     called = set(re.findall(r"\w+", "\n".join(case.sections[-1].text for case in every_case().values())))
-    for arch in ("sm80", "sm90"):
+    for arch, p_operand in (("sm80", ""), ("sm90", "registers"), ("sm90", "shared")):
+        context = {"config": SimpleNamespace(B_c=64, p_operand=p_operand), "chunks_v": 8, "mma": "bf16"}
         text = environment().get_template(f"{arch}/primitives.jinja").render(context)
         names = set(defined.findall(text))
         assert len(names) > 30

@@ -60,6 +60,19 @@ KERNELS = (
         "tiles that every row sees",
     ),
 )
+#: P_ij in shared memory: its fence, and its two barriers, of which the turn's may be one.
+SHARED_KERNELS = (
+    Kernel(
+        ForwardSm90Config(2, 32, 2, 2, "exact", True, "dynamic", "shared"),
+        problem_of(dtype="bf16", head_dim=64, mask_mod=far),
+        "for (; j >= visit.j_begin && is_full(",
+    ),
+    Kernel(
+        ForwardSm90Config(2, 32, 2, 1, "optimistic", False, "static", "shared"),
+        problem_of(dtype="bf16", head_dim=64),
+        "tiles that every row sees",
+    ),
+)
 
 
 @cache
@@ -125,6 +138,19 @@ def test_every_ordering_statement_is_needed(kernel: Kernel) -> None:
     survivors = {str(mutant) for mutant in mutants if not reports_something(mutant, kernel)}
     assert survivors == equivalents(kernel, mutants)
     assert len(survivors) == 3
+
+
+@pytest.mark.parametrize("kernel", SHARED_KERNELS, ids=str)
+def test_every_ordering_statement_around_p_in_shared_memory_is_needed(kernel: Kernel) -> None:
+    mutants = tuple(hopper_mutants(source_of(kernel)))
+    changes = [mutant.change for mutant in mutants]
+    # In the turns' kernel: after the softmax of the first tile and of both loops, and after O_i's rows; before P_ij is
+    # written in the loops, before the last product, and after O_i's rows. In the other: after both softmax; before both
+    # write, and before both products.
+    assert changes.count("delete fence_proxy_async()") == (4 if kernel.config.pingpong else 2)
+    assert changes.count("delete named_barrier_sync(8 + warpgroup, 128)") == 4
+    survivors = {str(mutant) for mutant in mutants if not reports_something(mutant, kernel)}
+    assert survivors == equivalents(kernel, mutants)
 
 
 def test_a_mutant_differs_by_the_one_statement() -> None:

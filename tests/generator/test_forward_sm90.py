@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,15 @@ from flashsmith.generator.arch import ARCHS, REGISTERS_PER_SM
 from flashsmith.generator.errors import ConfigError, UnsupportedError
 from flashsmith.generator.families import choose_family, families_for, family_named
 from flashsmith.generator.families.base import layout_of
-from flashsmith.generator.families.forward_sm90 import REGISTERS, ForwardSm90, ForwardSm90Config, tile_bytes
+from flashsmith.generator.families.forward_sm90 import (
+    AMPLE_REGISTERS,
+    P_OPERANDS,
+    P_REGISTERS,
+    REGISTERS,
+    ForwardSm90,
+    ForwardSm90Config,
+    tile_bytes,
+)
 from flashsmith.generator.language import and_masks, compose_scores, trace_mask, trace_score
 from flashsmith.generator.spec import AttentionSpec, ProblemShape
 
@@ -126,6 +135,15 @@ def test_every_exclusion_names_its_values_and_a_remedy() -> None:
         (256, "none", {"B_c": 112, "q_stages": 1, "num_stages": 2}, "shared memory", "B_c=112, num_stages=2"),
         (128, "none", {"num_warpgroups": 3, "B_c": 128, "q_stages": 1}, "registers", "leaves a consumer 160"),
         (64, "none", {"num_warpgroups": 4, "B_c": 96}, "registers", "leaves a consumer 112"),
+        (128, "none", {"num_warpgroups": 3, "B_c": 128, "q_stages": 1}, "registers", "or use p_operand=shared"),
+        (
+            64,
+            "none",
+            {"num_warpgroups": 4, "B_c": 112, "p_operand": "shared"},
+            "registers",
+            "Lower B_c or num_warpgroups.",
+        ),
+        (128, "none", {"num_warpgroups": 3, "B_c": 96, "p_operand": "shared"}, "shared memory", "p_operand=registers"),
         (64, "none", {"num_warpgroups": 1, "pingpong": True}, "pingpong", "two warpgroups"),
         (64, "none", {"schedule": "grid"}, "q_stages", "Use q_stages=1"),
         (64, "none", {"schedule": "dynamic"}, "schedule", "Use schedule=static"),
@@ -134,6 +152,21 @@ def test_every_exclusion_names_its_values_and_a_remedy() -> None:
 def test_each_reason(dims: int, name: str, changes: dict[str, object], kind: str, words: str) -> None:
     excluded = FAMILY.exclusion(spec_of(dims, name=name), config(**changes), SM90)
     assert excluded is not None and excluded.kind == kind and words in excluded.reason
+
+
+@pytest.mark.parametrize("dims", [64, 96, 128, 192, 256])
+def test_p_in_shared_memory_is_proposed_where_registers_are_short(dims: int) -> None:
+    spec = spec_of(dims)
+    space = FAMILY.space(spec, SM90)
+    shared = [c for c in space if c.p_operand == "shared"]
+    for one in shared:
+        other = FAMILY.resources(spec, replace(one, p_operand="registers"))
+        assert other.registers + AMPLE_REGISTERS > other.register_cap
+    assert len(shared) < 0.3 * (len(space) - len(shared))
+    widest = {w: max((c.B_c for c in shared if c.num_warpgroups == w), default=0) for w in (3, 4)}
+    assert widest == {64: {3: 192, 4: 96}, 96: {3: 128, 4: 64}, 128: {3: 128, 4: 0}, 192: {3: 64, 4: 0}}.get(
+        dims, {3: 0, 4: 0}
+    )
 
 
 def test_a_mask_allows_the_dynamic_schedule() -> None:
@@ -151,6 +184,7 @@ def test_a_mask_allows_the_dynamic_schedule() -> None:
         ({"q_stages": 3}, "q_stages must be 1 or 2"),
         ({"softmax": "approximate"}, "softmax must be one of exact, optimistic"),
         ({"schedule": "longest_first"}, "schedule must be one of grid, static, dynamic"),
+        ({"p_operand": "smem"}, "p_operand must be one of registers, shared, but got 'smem'"),
         ({"pingpong": 1}, "pingpong of a forward_sm90 config must be bool"),
         ({"num_warps": 4}, "unknown or missing: num_warps"),
     ],
@@ -190,6 +224,14 @@ def test_shared_memory_is_q_twice_every_stage_and_the_barriers(
     draw = 2 * 2 * 8 + 2 * 4 if schedule == "dynamic" else 0  # barriers and indices of two tiles
     assert need.smem_bytes == q_bytes + kv_bytes + 8 * barriers + draw
     assert need.smem_bytes % 8 == 0
+
+
+def test_p_in_shared_memory_takes_parts_of_64_columns_and_gives_registers_back() -> None:
+    for B_c, columns in ((64, 64), (80, 128), (176, 192)):
+        one = config(num_warpgroups=3, B_c=B_c)
+        in_registers, in_smem = (FAMILY.resources(spec_of(64), replace(one, p_operand=p)) for p in P_OPERANDS)
+        assert in_smem.smem_bytes - in_registers.smem_bytes == 3 * 64 * columns * 2
+        assert in_registers.registers - in_smem.registers == B_c // 4 - P_REGISTERS
 
 
 def test_registers_of_all_warpgroups_fit_the_sm_and_the_launch() -> None:

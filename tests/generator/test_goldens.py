@@ -96,6 +96,10 @@ HOPPER_CORNERS = {
         AttentionSpec(dtype="fp16", head_dim=64),
         (4, 64, 3, 2, "wary", True, "static", "registers", False),
     ),
+    "hopper_bf16_d64_causal_p_shared": (
+        AttentionSpec(head_dim=64, mask=CAUSAL),
+        (3, 176, 2, 2, "optimistic", True, "dynamic", "shared", False),
+    ),
     "hopper_bf16_d256_full": (AttentionSpec(head_dim=256), (2, 80, 2, 1, "optimistic", False, "static", "registers", False)),
     "hopper_bf16_d72_dv40_window": (
         AttentionSpec(head_dim=72, head_dim_v=40, mask=WINDOW),

@@ -156,6 +156,10 @@ def test_stale_rows_beyond_the_tensors_are_not_read():
         (64, (2, 128, 2, 2, "optimistic", True, "dynamic", "registers", True)),
         (128, (1, 128, 3, 1, "optimistic", False, "static", "registers", True)),
         (256, (2, 64, 2, 1, "exact", False, "dynamic", "registers", True)),
+        (64, (3, 176, 2, 2, "optimistic", True, "dynamic", "shared", False)),
+        (64, (4, 96, 3, 1, "exact", False, "static", "shared", False)),
+        (128, (3, 128, 2, 1, "wary", True, "static", "shared", False)),
+        (80, (2, 80, 2, 1, "optimistic", False, "grid", "shared", False)),
     ],
 )
 def test_configs_far_from_the_default(d, values):

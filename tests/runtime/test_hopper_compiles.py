@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -68,12 +70,12 @@ def test_a_default_keeps_its_values_in_registers_and_its_products_in_flight(name
 @pytest.mark.parametrize(
     ("head_dim", "name", "values"),
     [
-        (64, "softcap+alibi", (2, 96, 2, 2, "exact", False, "dynamic")),
-        (64, "none", (1, 176, 3, 1, "optimistic", False, "static")),
-        (128, "causal", (2, 128, 2, 2, "optimistic", True, "dynamic")),
-        (128, "none", (1, 128, 3, 1, "optimistic", False, "static")),
-        (128, "document", (2, 80, 2, 1, "optimistic", False, "dynamic")),
-        (256, "window", (2, 48, 2, 1, "optimistic", False, "static")),
+        (64, "softcap+alibi", (2, 96, 2, 2, "exact", False, "dynamic", "registers")),
+        (64, "none", (1, 176, 3, 1, "optimistic", False, "static", "registers")),
+        (128, "causal", (2, 128, 2, 2, "optimistic", True, "dynamic", "registers")),
+        (128, "none", (1, 128, 3, 1, "optimistic", False, "static", "registers")),
+        (128, "document", (2, 80, 2, 1, "optimistic", False, "dynamic", "registers")),
+        (256, "window", (2, 48, 2, 1, "optimistic", False, "static", "registers")),
     ],
 )
 def test_a_kernel_with_packed_heads_passes_the_gate(head_dim: int, name: str, values: tuple[object, ...]) -> None:
@@ -84,3 +86,25 @@ def test_a_kernel_with_packed_heads_passes_the_gate(head_dim: int, name: str, va
     config = ForwardSm90Config(*values, True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     report = compile_kernel(spec, config, SM90, family=FAMILY, run_here=False).report
     assert not any(code in " ".join(report.warnings) for code in SERIALISED)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "values"),
+    [
+        (64, (3, 176, 2, 2, "optimistic", True, "static", "shared", False)),
+        (64, (4, 96, 3, 2, "wary", True, "static", "shared", False)),
+        (128, (3, 128, 2, 1, "exact", True, "static", "shared", False)),
+    ],
+)
+def test_p_in_shared_memory_leaves_registers_for_a_wider_tile(
+    head_dim: int, values: tuple[int | bool | str, ...]
+) -> None:
+    if nvrtc_library.installed_compiler() is None:
+        pytest.skip("needs CuPy and an NVRTC wheel")
+    spec, config = AttentionSpec(head_dim=head_dim), ForwardSm90Config(*values)  # type: ignore[arg-type]
+    excluded = FAMILY.exclusion(spec, replace(config, p_operand="registers", False), SM90)
+    assert excluded is not None and excluded.kind == "registers"
+    try:
+        compile_kernel(spec, config, SM90, family=FAMILY, run_here=False)
+    except BuildGateError as error:
+        pytest.fail(str(error))

@@ -140,6 +140,15 @@ def test_a_tile_reads_what_the_products_read():
     spec = TuneProblem(head_dim=128).traced().spec
     cost = tile_cost(spec, config(2, 96, 2, 2, "exact", False, "static", "registers", False))
     assert cost.smem_bytes == 2 * 2 * (64 * 128 + 96 * 256)
+    shared = tile_cost(spec, config(2, 96, 2, 2, "exact", False, "static", "shared", False))
+    assert shared.smem_bytes == cost.smem_bytes + 2 * 2 * 2 * 64 * 96  # P_ij, written and read
+    assert shared.cycles >= cost.cycles
+
+
+def test_p_in_shared_memory_costs_nothing_that_a_larger_tile_does_not_bring_back():
+    same, larger = (config(3, B_c, 2, 2, "optimistic", True, "static", "shared", False) for B_c in (128, 176))
+    assert guess(larger, head_dim=64, seqlen=16384).ms < guess(same, head_dim=64, seqlen=16384).ms
+    assert guess(replace(same, p_operand="registers", False), head_dim=64).ms <= guess(same, head_dim=64).ms
 
 
 def test_packed_heads_share_the_loads_of_their_keys():
