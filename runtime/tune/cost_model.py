@@ -36,7 +36,8 @@ from typing import Any
 
 from ...generator.arch import Arch
 from ...generator.families.base import Family, KernelConfig
-from ...generator.families.forward_sm90 import REGISTERS
+from ...generator.families.forward_sm90 import REGISTERS, WARPGROUP_ROWS
+from ...generator.language.bounds import kv_bounds
 from ...generator.spec import AttentionSpec, ProblemShape
 from .cost_model_sm90 import launch_cycles, tile_cost
 from .gpus import GpuModel
@@ -94,7 +95,8 @@ def estimate(
     # A tile of packed heads has the rows of fewer queries, once for all of the group.
     group = shape.gqa_ratio if getattr(config, "pack_gqa", False) else 1
     row_tiles = tiles.visited(values.B_r // group, values.B_c)
-    found = model(_Case(family, spec, config, arch, gpu, row_tiles, shape.batch * shape.nheads // group, registers))
+    heads = shape.batch * shape.nheads // group
+    found = model(_Case(family, spec, config, arch, gpu, tiles, row_tiles, heads, group, registers))
     if found is None or not sum(row_tiles):
         return None if found is None else replace(found, ms=LAUNCH_MS, waves=0.0, bound_by="launch")
     memory_ms = _compulsory_bytes(spec, shape) / (gpu.memory_gbps * 1e6)
@@ -110,8 +112,10 @@ class _Case:
     config: Any
     arch: Arch
     gpu: GpuModel
+    tiles: TileCounter
     row_tiles: tuple[int, ...]
     heads: int
+    group: int  # heads of Q whose rows a tile packs
     registers: int | None
 
 
@@ -123,8 +127,13 @@ def _forward_sm90(case: _Case) -> Estimate | None:
     resident = case.arch.blocks_per_sm(threads=need.threads, registers=held, smem_bytes=need.smem_bytes)
     if resident < 1:
         return None
-    tile = tile_cost(spec, config)
-    cycles = launch_cycles(spec, config, case.row_tiles, case.heads, case.gpu.sm_count) if sum(case.row_tiles) else 0.0
+    active = 1.0
+    if spec.mask is not None and kv_bounds(spec.mask).exact:
+        active = case.tiles.own_share(config.B_r // case.group, WARPGROUP_ROWS // case.group, config.B_c)
+    tile = tile_cost(spec, config, active=active)
+    cycles = 0.0
+    if sum(case.row_tiles):
+        cycles = launch_cycles(spec, config, case.row_tiles, case.heads, case.gpu.sm_count, active=active)
     flops = 2.0 * config.B_r * config.B_c * (spec.head_dim + spec.head_dim_v)
     return Estimate(
         ms=cycles / (case.gpu.clock_ghz * 1e6),

@@ -13,7 +13,7 @@ from ...generator.errors import ConfigError
 from ...generator.families.base import Family, KernelConfig
 from ...generator.spec import AttentionSpec, ProblemShape
 from .cost_model import estimate
-from .cost_model_sm90 import PROLOGUE_CYCLES, tile_cost
+from .cost_model_sm90 import prologue_cycles, tile_cost
 from .gpus import GpuModel
 from .tiles import TileCounter
 
@@ -82,7 +82,8 @@ def facts_of(
     visible = max(1.0, tiles.flops(spec) / (2.0 * heads * (spec.head_dim + spec.head_dim_v)))
     prologue = None
     if family.name == "forward_sm90":
-        prologue = PROLOGUE_CYCLES / (PROLOGUE_CYCLES + mean * tile_cost(spec, config).cycles)
+        alone = prologue_cycles(spec, config)
+        prologue = alone / (alone + mean * tile_cost(spec, config).cycles)
     return Facts(
         B_r=B_r,
         B_c=B_c,

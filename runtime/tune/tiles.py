@@ -39,6 +39,12 @@ class TileCounter:
             self._counts[key] = self._count(B_r, B_c)
         return self._counts[key]
 
+    def own_share(self, B_r: int, rows: int, B_c: int) -> float:
+        """How much of the visits of blocks of `B_r` rows remains, from 0 to 1, where each part of `rows` rows skips the
+        tiles of which it sees nothing itself; rows beyond the sequence skip all."""
+        visits = sum(self.visited(B_r, B_c)) * (B_r // rows)
+        return sum(self.visited(rows, B_c)) / visits if visits else 1.0
+
     def visible_share(self) -> float:
         """The part of the score matrix that the mask leaves visible: 1 without a mask, about 0.5 for causal."""
         self._prepare()
@@ -64,8 +70,8 @@ class TileCounter:
         rows, keys = max(1, B_r // self._side), max(1, B_c // self._side)
         pooled = _pool(_pool(self._squares, rows, 0), keys, 1)
         per_block = pooled.sum(1).tolist()
-        # Where a square is larger than a tile, the square's count stands for each tile in it.
-        scale = max(1.0, self._side / B_c)
+        # Where whole squares are larger or smaller than a tile, they stand for as many tiles as have their width.
+        scale = keys * self._side / B_c
         return tuple(
             int(per_block[min(i * B_r // (rows * self._side), len(per_block) - 1)] * scale) for i in range(row_tiles)
         )

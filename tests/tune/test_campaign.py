@@ -174,7 +174,7 @@ def test_winners_of_one_spec_are_seeds_of_the_next(run):
 def test_a_wrong_config_wins_nowhere(run):
     bench = ManyBench(wrong=lambda config: config.softmax == "optimistic")
     result = run(request_of(64, lengths=LENGTHS, ratios=(1, 4)), bench=bench)
-    assert {bucket.config.softmax for bucket in result.buckets} == {"exact"}
+    assert "optimistic" not in {bucket.config.softmax for bucket in result.buckets}
     assert len(set(bench.verified)) == len(bench.verified)
 
 

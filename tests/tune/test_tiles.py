@@ -43,6 +43,32 @@ def test_tiles_are_those_that_hold_a_visible_pair(problem, n, m, B_r, B_c):
     assert TileCounter(problem, shape).visited(B_r, B_c) == counted(problem, n, m, B_r, B_c)
 
 
+@pytest.mark.parametrize(
+    ("problem", "n", "share"),
+    [
+        (TuneProblem(), 512, 1.0),
+        # Blocks of 256 rows see 4 and 8 tiles of 64 keys; of their 64-row parts, 1 to 4 and 5 to 8.
+        (TuneProblem(causal=True), 512, (10 + 26) / (4 * 12)),
+        # Past the first rows, 64 of them see 2 tiles of a window of 64 keys, a block of 256 sees 5.
+        (TuneProblem(window_size=(63, 0)), 512, (1 + 7 * 2) / (4 * (4 + 5))),
+        # 64 rows more than a block: the parts beyond the sequence skip everything.
+        (TuneProblem(causal=True), 320, (10 + 5) / (4 * (4 + 5))),
+    ],
+)
+def test_parts_of_a_block_skip_what_their_own_rows_do_not_see(problem, n, share):
+    counter = TileCounter(problem, ProblemShape(1, n, n, 1, 1))
+    assert counter.own_share(256, 64, 64) == pytest.approx(share)
+    assert TileCounter(problem, ProblemShape(1, n, 0, 1, 1)).own_share(256, 64, 64) == 1.0
+
+
+@pytest.mark.parametrize("n", [32768, 65536])
+def test_tiles_that_are_no_multiple_of_a_square_are_counted_close_too(n):
+    counter = TileCounter(TuneProblem(causal=True), ProblemShape(1, n, n, 1, 1))
+    for B_c in (48, 80, 112, 128):
+        tiles = counter.visited(128, B_c)
+        assert sum(tiles) == pytest.approx(len(tiles) * n / B_c / 2, rel=0.02)
+
+
 def test_long_calls_are_counted_fast_and_close():
     import time
 
