@@ -1,6 +1,6 @@
 """Which config a call gets: the user's tuned records over the packaged ones, the nearest bucket, else the default.
 
-`resolve` looks at every record of the kernel family on the architecture and takes the best by, in this order:
+`resolve` takes the best record of the kernel family on the architecture by, in this order:
 1. the class: the same spec; without its score function; without its mask too; the other 16-bit dtype; the latter
    without mask and score;
 2. the device: this GPU; another GPU of the architecture, or the architecture as such;
@@ -26,7 +26,8 @@ from ..generator.errors import FlashsmithError
 from ..generator.families import choose_family
 from ..generator.families.base import Family, KernelConfig
 from ..generator.spec import AttentionSpec, ProblemShape
-from .store_files import PACKAGED, files_of, forget, gpu_slug, read_file, save_records, tuned_path, user_root, warn_once
+from .store_files import PACKAGED, files_of, gpu_slug, save_records, tuned_path, user_root
+from .store_reading import forget, read_class, read_file, warn_once
 from .store_schema import ANY_GPU, DeviceIdentity, Provenance, Record, SpecClass, Timing
 
 __all__ = [
@@ -163,22 +164,28 @@ def nearest_records(
     current: Provenance | None = None,
     user: Path | None = None,
     packaged: Path | None = None,
-) -> list[Candidate]:
-    """Every record that could serve, best first; also the search's seeds."""
+) -> Iterator[Candidate]:
+    """Every record that could serve, best first; also the search's seeds.
+
+    Classes of specs are read in the order of their rank, none before its turn: most calls take the first candidate of
+    the first class.
+    """
     current = current if current is not None else _current_provenance()
-    levels = {key: level for level, key in reversed(list(enumerate(_class_levels(SpecClass.of(spec)))))}
-    found: list[Candidate] = []
-    for order, source, path in _files(arch, family, user, packaged):
-        device_level = _device_level(path.parent.name, device_name)
-        for record in read_file(path).records:
-            level = levels.get(record.spec_class)
-            if level is None:
-                continue
-            stale = stale_reason(record, current)
-            penalty = STALE_OCTAVES * bool(stale) + PREDICTED_OCTAVES * (record.status == "predicted")
-            rank = (level, device_level, bucket_distance(record.bucket, shape) + penalty, order)
-            found.append(Candidate(rank, record, path, stale, source))
-    return sorted(found, key=lambda candidate: candidate.rank)
+    files = list(_files(arch, family, user, packaged))
+    seen: set[SpecClass] = set()
+    for level, spec_class in enumerate(_class_levels(SpecClass.of(spec))):
+        if spec_class in seen:
+            continue
+        seen.add(spec_class)
+        found: list[Candidate] = []
+        for order, source, path in files:
+            device_level = _device_level(path.parent.name, device_name)
+            for record in read_class(path, spec_class):
+                stale = stale_reason(record, current)
+                penalty = STALE_OCTAVES * bool(stale) + PREDICTED_OCTAVES * (record.status == "predicted")
+                rank = (level, device_level, bucket_distance(record.bucket, shape) + penalty, order)
+                found.append(Candidate(rank, record, path, stale, source))
+        yield from sorted(found, key=lambda candidate: candidate.rank)
 
 
 def bucket_distance(one: ProblemShape, other: ProblemShape) -> float:

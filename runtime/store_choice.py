@@ -14,7 +14,7 @@ from ..generator.errors import BuildGateError, CompileError, MissingComponentErr
 from ..generator.families.base import Family, KernelConfig
 from ..generator.spec import AttentionSpec, ProblemShape
 from .store import Resolution, resolve
-from .store_files import warn_once
+from .store_reading import warn_once
 
 #: Lengths are told apart by this many steps an octave when a config is looked up.
 STEPS_PER_OCTAVE = 8

@@ -1,53 +1,34 @@
-"""Tuned-config files on disk: where they are, reading them fast and safely, and writing them whole.
+"""Tuned-config files on disk: where they are, and writing them whole (reading them: `store_reading`).
 
 Packaged files lie in `flashsmith/tuned_configs/`, the user's in `FLASHSMITH_CONFIG_DIR`; both as
-`<arch>/<gpu>/<family>.yaml`. Parsing YAML costs milliseconds, so the plain data of a file is kept as JSON in the cache
-directory under the hash of the file's bytes: another text is another entry, never a stale one.
+`<arch>/<gpu>/<family>.yaml`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 import os
 import re
-import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..generator.errors import StoreError
-from . import private_folder, variables
+from . import variables
+from .store_reading import forget, read_file
 from .store_schema import ANY_GPU, SCHEMA_VERSION, DeviceIdentity, Record, record_from_dict
-from .store_yaml import MAX_BYTES, dump_yaml, parse_yaml
+from .store_yaml import dump_yaml
 
 logger = logging.getLogger("flashsmith.store")
 
 LOCK_SECONDS = 30.0
-#: Folder of the JSON copies below the cache directory.
-_COPIES = "tuned-v1"
 PACKAGED = Path(__file__).resolve().parent.parent / "tuned_configs"
 _COMMENT = (
     "flashsmith: tuned configs of {family} on {where}.\n"
     "Written by `flashsmith tune`; meant to be read, reviewed and shared. Times are milliseconds of one call."
 )
-#: (path) -> (identity of the file's content on disk, what was read). Guarded by the GIL: entries are replaced whole.
-_loaded: dict[Path, tuple[tuple[int, int, int], TunedFile]] = {}
-_warned: set[str] = set()
-
-
-@dataclass(frozen=True, slots=True)
-class TunedFile:
-    """What one file said: its good records, and one message for each thing that was ignored."""
-
-    path: Path
-    records: tuple[Record, ...]
-    problems: tuple[str, ...] = ()
-    usable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,51 +64,6 @@ def files_of(root: Path, arch: str, family: str) -> tuple[Path, ...]:
         return ()
     paths = (root / arch / name / f"{family}.yaml" for name in found)
     return tuple(path for path in paths if path.is_file())
-
-
-def read_file(path: Path) -> TunedFile:
-    """What `path` says. Never raises for bad content: that is ignored, named in `problems` and logged once."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return TunedFile(path, ())
-    identity = (status.st_mtime_ns, status.st_size, status.st_ino)
-    known = _loaded.get(path)
-    if known is not None and known[0] == identity:
-        return known[1]
-    if stat.S_ISREG(status.st_mode):
-        result = _read(path)
-    else:  # reading a named pipe would wait for its writer
-        result = TunedFile(path, (), ("it is no regular file",), usable=False)
-    _loaded[path] = (identity, result)
-    if result.problems:
-        first, *others = result.problems
-        more = f" ({len(others)} more like it)" if others else ""
-        warn_once(f"Ignored {'part of ' if result.usable else ''}{path}: {first}{more}")
-    return result
-
-
-def _read(path: Path) -> TunedFile:
-    try:
-        with open(path, "rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
-        return _interpret(path, _plain_data(raw, where="the text"))
-    except (OSError, StoreError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return TunedFile(path, (), (reason,), usable=False)
-
-
-def forget() -> None:
-    """Drops what this process remembers of files and of messages already logged."""
-    _loaded.clear()
-    _warned.clear()
-
-
-def warn_once(message: str, *, level: int = logging.WARNING) -> None:
-    """Logs `message` the first time this process meets it."""
-    if message not in _warned:
-        _warned.add(message)
-        logger.log(level, "%s", message)
 
 
 def save_records(records: Iterable[Record], *, arch: str, family: str, gpu: str = "", root: Path | None = None) -> Path:
@@ -170,7 +106,7 @@ def store_records(
             f"Tuned configs cannot be written to {path}: {error.strerror or error}."
             " Point FLASHSMITH_CONFIG_DIR at a writable directory."
         ) from None
-    _loaded.pop(path, None)
+    forget(path)
     return Stored(path, kept)
 
 
@@ -179,57 +115,12 @@ def device_of(records: Iterable[Record]) -> DeviceIdentity | None:
     return next((record.device for record in records), None)
 
 
-def _interpret(path: Path, data: Any) -> TunedFile:
-    if not isinstance(data, Mapping):
-        raise StoreError(f"a tuned-config file must be a map with schema and records, but got {type(data).__name__}.")
-    if type(data.get("schema")) is not int or data["schema"] != SCHEMA_VERSION:
-        raise StoreError(
-            f"the schema must be {SCHEMA_VERSION}, but got {data.get('schema')!r}."
-            " Tune again, or use the flashsmith version that wrote it."
-        )
-    unknown = sorted(set(data) - {"schema", "family", "arch", "gpu", "records"})
-    if unknown:
-        raise StoreError(f"unknown keys: {', '.join(unknown)}. Known: schema, family, arch, gpu, records.")
-    if data.get("family") != path.stem or data.get("arch") != path.parent.parent.name:
-        raise StoreError(
-            f"family {data.get('family')!r} and arch {data.get('arch')!r} must be those of the path."
-            " Move the file to <arch>/<gpu>/<family>.yaml."
-        )
-    entries = data.get("records")
-    if not isinstance(entries, list):
-        raise StoreError("records must be a list.")
-    records: list[Record] = []
-    problems: list[str] = []
-    for index, entry in enumerate(entries):
-        try:
-            records.append(record_from_dict(entry, where=f"record {index}"))
-        except StoreError as error:
-            problems.append(str(error))
-    return TunedFile(path, tuple(records), tuple(problems))
-
-
-def _plain_data(raw: bytes, *, where: str) -> Any:
-    """The parsed YAML, from the JSON copy in the cache directory if there is one for these very bytes."""
-    copy = Path(variables.cache_dir()) / _COPIES / f"{hashlib.sha256(raw).hexdigest()[:40]}.json"
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        if private_folder.folder_problem(copy.parent) is None:
-            return json.loads(private_folder.read_trusted(copy, limit=2 * MAX_BYTES))
-    data = parse_yaml(raw, where=where)
-    with contextlib.suppress(OSError):
-        private_folder.make_private(copy.parent.parent)
-        if private_folder.folder_problem(copy.parent.parent, shared=True) is None:
-            private_folder.make_private(copy.parent)
-            if private_folder.folder_problem(copy.parent) is None:
-                _write_atomically(copy, json.dumps(data, separators=(",", ":")), mode=0o600)
-    return data
-
-
 def _existing(path: Path) -> tuple[Record, ...]:
     """The records of `path`; an unreadable or partly unreadable file is first copied aside, so that nothing is lost."""
-    _loaded.pop(path, None)
+    forget(path)
     if not path.exists():
         return ()
-    current = read_file(path)
+    current = read_file(path, keep_copy=False)
     if current.problems:
         aside = next(_free_names(path))
         os.link(path, aside)
@@ -285,14 +176,14 @@ def _text_of(records: Iterable[Record], *, arch: str, gpu: str, family: str) -> 
     return dump_yaml(data, comment=_COMMENT.format(family=family, where=where))
 
 
-def _write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:40]}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, mode)
+        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

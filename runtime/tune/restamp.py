@@ -20,7 +20,8 @@ from ...generator.errors import FlashsmithError, StoreError
 from ...generator.families import family_named
 from ...generator.language import Graph
 from ...generator.spec import AttentionSpec
-from ..store_files import read_file, save_records
+from ..store_files import save_records
+from ..store_reading import read_file
 from ..store_schema import ANY_GPU, Record, SpecClass
 from .records import DIGEST_CHARS, kernel_digest
 from .request import TuneProblem

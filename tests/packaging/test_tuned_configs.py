@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashsmith.runtime.store import stale_reason
-from flashsmith.runtime.store_files import PACKAGED, read_file
+from flashsmith.runtime.store_files import PACKAGED
+from flashsmith.runtime.store_reading import read_file
 from flashsmith.runtime.tune.records import current_provenance
 from flashsmith.runtime.tune.restamp import stamps_of
 

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
-import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +12,8 @@ from helpers_tune import SHAPE, SPACE, record
 
 from flashsmith.generator.errors import StoreError
 from flashsmith.runtime import store_files
-from flashsmith.runtime.store_files import forget, gpu_slug, read_file, save_records, tuned_path
+from flashsmith.runtime.store_files import gpu_slug, save_records, tuned_path
+from flashsmith.runtime.store_reading import forget, read_file
 from flashsmith.runtime.store_schema import record_from_dict
 from flashsmith.runtime.store_yaml import parse_yaml
 
@@ -198,54 +197,6 @@ def test_an_edited_file_is_read_anew(tmp_path):
     assert read_file(path).records[0].config["B_c"] == 64
 
 
-def test_the_parsed_copy_spares_the_yaml_parser(tmp_path, monkeypatch):
-    path = save_records([record()], root=tmp_path, **PLACE)
-    read_file(path)
-    forget()
-    monkeypatch.setattr(store_files, "parse_yaml", lambda *a, **k: pytest.fail("parsed again"))
-    assert read_file(path).records == (record(),)
-    copies = list((tmp_path / "cache").rglob("*.json"))
-    assert len(copies) == 1
-    assert stat.S_IMODE(copies[0].stat().st_mode) == 0o600
-    assert stat.S_IMODE(copies[0].parent.stat().st_mode) == 0o700
-
-
-@pytest.mark.parametrize("planted", [b"", b"{", b'{"schema": 1}', b"[]", b"\x00\xff"])
-def test_a_damaged_copy_costs_a_parse_at_most(tmp_path, planted, caplog):
-    path = save_records([record()], root=tmp_path, **PLACE)
-    read_file(path)
-    forget()
-    copy = next((tmp_path / "cache").rglob("*.json"))
-    copy.write_bytes(planted)
-    found = read_file(path)
-    # What a copy says is checked like the file itself: nothing but records comes of it.
-    assert found.records in ((record(),), ())
-
-
-def test_a_copy_others_may_write_is_not_read(tmp_path):
-    path = save_records([record()], root=tmp_path, **PLACE)
-    read_file(path)
-    copy = next((tmp_path / "cache").rglob("*.json"))
-    data = json.loads(copy.read_text())
-    data["records"][0]["config"]["B_c"] = 32
-    copy.write_text(json.dumps(data))
-    for target, mode in ((copy, 0o666), (copy.parent, 0o777)):
-        before = stat.S_IMODE(target.stat().st_mode)
-        target.chmod(mode)
-        forget()
-        assert read_file(path).records == (record(),)
-        if target is copy and not copy.exists():
-            break
-        target.chmod(before)
-
-
-def test_a_cache_that_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
-    (tmp_path / "nofolder").write_text("")
-    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path / "nofolder" / "x"))
-    path = save_records([record()], root=tmp_path, **PLACE)
-    assert read_file(path).records == (record(),)
-
-
 @pytest.mark.parametrize(
     ("name", "slug"),
     [("NVIDIA H200", "nvidia-h200"), ("", "any"), ("../../etc", "etc"), ("A" * 300, "a" * 64), ("ü/\\", "any")],
@@ -276,21 +227,6 @@ def test_reading_a_record_checks_it_as_the_file_is_checked():
     with pytest.raises(StoreError, match="must be a map"):
         record_from_dict("x", where="here")
     assert record_from_dict(record().to_dict(), where="here") == record()
-
-
-def test_a_long_file_reads_fast(tmp_path):
-    import time
-
-    shapes = [replace(SHAPE, batch=1 + number) for number in range(60)]
-    path = save_records([record(shape=shape) for shape in shapes], root=tmp_path, **PLACE)
-    read_file(path)
-    forget()
-    started = time.perf_counter()
-    assert len(read_file(path).records) == 60
-    # 1.5 ms on a quiet machine; parsing the YAML would take ten times that.
-    assert time.perf_counter() - started < 0.05
-    assert logging.getLogger("flashsmith.store").name
-    assert os.path.exists(path)
 
 
 def test_a_named_pipe_is_no_file_to_wait_for(tmp_path, caplog):

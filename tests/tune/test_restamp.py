@@ -10,7 +10,8 @@ from flashsmith.generator.errors import StoreError
 from flashsmith.generator.language import trace_mask
 from flashsmith.generator.rendering import render
 from flashsmith.generator.spec import AttentionSpec
-from flashsmith.runtime.store_files import forget, read_file, save_records, tuned_path
+from flashsmith.runtime.store_files import save_records, tuned_path
+from flashsmith.runtime.store_reading import forget, read_file
 from flashsmith.runtime.store_schema import Provenance, SpecClass
 from flashsmith.runtime.tune.records import current_provenance, kernel_digest
 from flashsmith.runtime.tune.request import TuneProblem, named_function
