@@ -27,8 +27,9 @@ FLAVOURS = (
 
 
 def config(warpgroups: int, B_c: int, **other: Any) -> ForwardSm90Config:
-    choices = {"num_stages": 2, "q_stages": 1, "softmax": "exact", "pingpong": False, "schedule": "grid", "p_operand": "registers"}
-    return ForwardSm90Config(num_warpgroups=warpgroups, B_c=B_c, **{**choices, "pack_gqa": False, **other})
+    choices = {"num_stages": 2, "q_stages": 1, "softmax": "exact", "pingpong": False, "schedule": "grid"}
+    choices |= {"p_operand": "registers", "pack_gqa": False, **other}
+    return ForwardSm90Config(num_warpgroups=warpgroups, B_c=B_c, **choices)
 
 
 @dataclass(frozen=True)

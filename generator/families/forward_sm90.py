@@ -351,7 +351,7 @@ def _tiles_depend_on_head(mask: Graph) -> bool:
 
 
 def _preferred(spec: AttentionSpec) -> tuple[tuple[int, int, int, int, str, bool], ...]:
-    """(num_warpgroups, B_c, num_stages, q_stages, softmax, pingpong): an H200's fastest, then ones of fewer registers."""
+    """(num_warpgroups, B_c, num_stages, q_stages, softmax, pingpong): an H200's fastest, then of fewer registers."""
     widest = max(spec.head_dim, spec.head_dim_v)
     if widest <= 64:
         return ((4, 64, 3, 2, "wary", True), (3, 96, 2, 2, "optimistic", True), (2, 64, 2, 2, "exact", False))

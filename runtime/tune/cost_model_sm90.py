@@ -12,10 +12,11 @@ without a mask. Per tile (K_j, V_j) of a block, in cycles of one SM:
             alone it does not fill the softmax's pipes. "wary" adds the wait for its choice, `WARY_CYCLES`, and a turn
             ("pingpong") `TURN_CYCLES`. With two warpgroups this is close to the bound at head dims up to 128.
 
-The block also loads K_j and V_j once from the L2 cache. These bounds act together, as a p-norm: what is close to the slowest gets in its way, less so where warpgroups
-take turns (`SHARPNESS`). `TILE_CYCLES` are barriers, branches and addresses; `COPY_CYCLES` is what a copy keeps
-waiting, half of it with a third buffer; a fourth was slower (`FOURTH_CYCLES`). Under a mask, B_c other than a multiple
-of 64 was slower by the factor `UNEVEN`, whatever the length; why is not known.
+The block also loads K_j and V_j once from the L2 cache (`L2_BYTES` a clock). These bounds act together, as a p-norm:
+what is close to the slowest gets in its way, less so where warpgroups take turns (`SHARPNESS`). `TILE_CYCLES` are
+barriers, branches and addresses; `COPY_CYCLES` is what a copy keeps waiting, half of it with a third buffer; a fourth
+was slower (`FOURTH_CYCLES`). Under a mask, B_c other than a multiple of 64 was slower by the factor `UNEVEN`, whatever
+the length; why is not known.
 
 A tile of rows starts with loads and a product alone, and ends with an epilogue: `prologue_cycles`. The longest SM
 decides: equal tiles take whole waves; of unequal ones (a mask) each SM gets its share of all work and a tail: half the

@@ -89,9 +89,12 @@ CORNERS = {
         "sm_80",
     ),
 }
-#: name -> (spec, (num_warpgroups, B_c, num_stages, q_stages, softmax, pingpong, schedule, p_operand, pack_gqa)), for sm_90
+#: name -> (spec, values of a ForwardSm90Config), for sm_90
 HOPPER_CORNERS = {
-    "hopper_bf16_d128_causal": (AttentionSpec(mask=CAUSAL), (2, 128, 2, 2, "optimistic", True, "dynamic", "registers", False)),
+    "hopper_bf16_d128_causal": (
+        AttentionSpec(mask=CAUSAL),
+        (2, 128, 2, 2, "optimistic", True, "dynamic", "registers", False),
+    ),
     "hopper_fp16_d64_full": (
         AttentionSpec(dtype="fp16", head_dim=64),
         (4, 64, 3, 2, "wary", True, "static", "registers", False),
@@ -100,7 +103,10 @@ HOPPER_CORNERS = {
         AttentionSpec(head_dim=64, mask=CAUSAL),
         (3, 176, 2, 2, "optimistic", True, "dynamic", "shared", False),
     ),
-    "hopper_bf16_d256_full": (AttentionSpec(head_dim=256), (2, 80, 2, 1, "optimistic", False, "static", "registers", False)),
+    "hopper_bf16_d256_full": (
+        AttentionSpec(head_dim=256),
+        (2, 80, 2, 1, "optimistic", False, "static", "registers", False),
+    ),
     "hopper_bf16_d72_dv40_window": (
         AttentionSpec(head_dim=72, head_dim_v=40, mask=WINDOW),
         (2, 96, 2, 1, "exact", False, "grid", "registers", False),

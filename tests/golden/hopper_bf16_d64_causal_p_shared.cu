@@ -647,8 +647,7 @@ __device__ __forceinline__ void exponentiate(u32 P_lane, float (&sum)[2],
 // two rows' O_i.
 template <bool FIRST>
 __device__ __forceinline__ float softmax_exact(float (&m_i)[2], float (&l_i)[2],
-                                               float (&O_rmem)[CHUNKS_V * 4],
-                                               u32 P_lane,
+                                               float (&O_rmem)[CHUNKS_V * 4], u32 P_lane,
                                                const float (&S_rmem)[N_TILES * 4],
                                                float scale_log2) {
   float alpha[2];
@@ -702,8 +701,7 @@ __device__ __forceinline__ bool is_wild(const float (&S_rmem)[N_TILES * 4], floa
 // The same softmax without a look at the maximum: any m_i gives it while nothing overflows. S_ij is
 // still there if some row of the warp needs its maximum raised.
 __device__ __forceinline__ void softmax_optimistic(float (&m_i)[2], float (&l_i)[2],
-                                                   float (&O_rmem)[CHUNKS_V * 4],
-                                                   u32 P_lane,
+                                                   float (&O_rmem)[CHUNKS_V * 4], u32 P_lane,
                                                    const float (&S_rmem)[N_TILES * 4],
                                                    float scale_log2) {
   const float base_log2[2] = {m_i[0] * scale_log2 + HEADROOM, m_i[1] * scale_log2 + HEADROOM};

@@ -102,7 +102,7 @@ def test_p_in_shared_memory_leaves_registers_for_a_wider_tile(
     if nvrtc_library.installed_compiler() is None:
         pytest.skip("needs CuPy and an NVRTC wheel")
     spec, config = AttentionSpec(head_dim=head_dim), ForwardSm90Config(*values)  # type: ignore[arg-type]
-    excluded = FAMILY.exclusion(spec, replace(config, p_operand="registers", False), SM90)
+    excluded = FAMILY.exclusion(spec, replace(config, p_operand="registers"), SM90)
     assert excluded is not None and excluded.kind == "registers"
     try:
         compile_kernel(spec, config, SM90, family=FAMILY, run_here=False)
