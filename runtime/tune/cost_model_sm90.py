@@ -12,8 +12,8 @@ without a mask. Per tile (K_j, V_j) of a block, in cycles of one SM:
             alone it does not fill the softmax's pipes. "wary" adds the wait for its choice, `WARY_CYCLES`, and a turn
             ("pingpong") `TURN_CYCLES`. With two warpgroups this is close to the bound at head dims up to 128.
 
-The block also loads K_j and V_j once from the L2 cache (`L2_BYTES` a clock). These bounds act together, as a p-norm:
-what is close to the slowest gets in its way, less so where warpgroups take turns (`SHARPNESS`). `TILE_CYCLES` are
+The three bound the tile together, as a p-norm: what is close to the slowest gets in its way, less so where warpgroups
+take turns (`SHARPNESS`). Nor is it faster than the block's loads of K_j and V_j, `L2_BYTES` a clock. `TILE_CYCLES` are
 barriers, branches and addresses; `COPY_CYCLES` is what a copy keeps waiting, half of it with a third buffer; a fourth
 was slower (`FOURTH_CYCLES`). Under a mask, B_c other than a multiple of 64 was slower by the factor `UNEVEN`, whatever
 the length; why is not known.
@@ -96,14 +96,14 @@ def tile_cost(spec: AttentionSpec, config: Any, *, active: float = 1.0) -> TileC
         "tensor cores" if products == q_k[0] + p_v[0] else "shared memory": active * warpgroups * products,
         "softmax": active * warpgroups * softmax,
         "one warpgroup": chain,
-        "L2 cache": 2 * config.B_c * (depth + depth_v) / L2_BYTES,
     }
+    loads = 2 * config.B_c * (depth + depth_v) / L2_BYTES
     sharpness = SHARPNESS[config.pingpong]
     together = sum(cycles**sharpness for cycles in bounds.values()) ** (1 / sharpness)
-    cycles = together + TILE_CYCLES + COPY_CYCLES / _ahead(config) + FOURTH_CYCLES * (config.num_stages > 3)
+    cycles = max(together, loads) + TILE_CYCLES + COPY_CYCLES / _ahead(config) + FOURTH_CYCLES * (config.num_stages > 3)
     if spec.mask is not None and config.B_c % 64:
         cycles *= UNEVEN
-    bound_by = max(bounds, key=lambda name: bounds[name])
+    bound_by = "L2 cache" if loads > together else max(bounds, key=lambda name: bounds[name])
     moved = read_q_k + read_v + (4 * scores if config.p_operand == "shared" else 0)
     return TileCost(cycles, bound_by, float(warpgroups * moved))
 
