@@ -103,6 +103,7 @@ def time_interleaved(
     race: float = math.inf,
     race_ms: float = math.inf,
     keep: Collection[str] = (),
+    settle_ms: float = 0.0,
     seed: int = 0,
     stopwatch: Stopwatch | None = None,
 ) -> dict[str, Timing]:
@@ -112,17 +113,22 @@ def time_interleaved(
     for all or by name. Samples are taken until each name has had `budget_ms`, at least `min_samples` and at most
     `max_samples`. After `RACE_SAMPLES` rounds a name that takes over `race` times the fastest one's median, or over
     `race_ms`, takes part no longer; those in `keep` always do. Raises TuneError where a name gives no positive samples.
+
+    Before each sample the name runs alone for `settle_ms`: on a card that its power limits, each kernel then has the
+    clock that its own power leaves, as in long use, where turns without it share one clock.
     """
     watch = stopwatch if stopwatch is not None else CudaStopwatch()
     samplers: dict[str, Callable[[], float]] = {}
     methods: dict[str, str] = {}
     rounds = min_samples
+    settling: dict[str, int] = {}
     for name, call in calls.items():
         count = sets if isinstance(sets, int) else sets[name]
         rough_ms = watch.warm_up(call, count)
         samplers[name], methods[name] = watch.sampler(call, count, rough_ms)
         sample_ms = max(rough_ms, REPLAY_MS if methods[name] == "graph" else 0.0, 1e-3)
         rounds = max(rounds, min(max_samples, int(budget_ms / sample_ms)))
+        settling[name] = math.ceil(settle_ms / sample_ms)
     order = list(calls)
     shuffle = random.Random(seed).shuffle
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -131,6 +137,8 @@ def time_interleaved(
             order = _still_racing(samples, race, race_ms, keep)
         shuffle(order)
         for name in order:
+            for _ in range(settling[name]):
+                samplers[name]()
             samples[name].append(samplers[name]())
     clock = watch.sm_clock_mhz()
     return {name: summarise(samples[name], methods[name], sm_clock_mhz=clock, name=name) for name in calls}

@@ -38,19 +38,21 @@ Call = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long a config is timed: GPU milliseconds in the search and in a final, the samples of a final at least, and
-    how many times slower than the fastest finalist one may be before it is left."""
+    """How long a config is timed: GPU milliseconds in the search and in a final, the samples of a final at least, the
+    milliseconds that a finalist runs before each, and how many times slower than the fastest one may be before it is
+    left."""
 
     search_ms: float
     final_ms: float
     final_samples: int
+    final_settle_ms: float
     final_race: float
 
 
 #: "standard" for one problem, "quick" where hundreds of buckets share a run.
 EFFORTS = {
-    "standard": Effort(60.0, 300.0, 2 * MIN_SAMPLES, math.inf),
-    "quick": Effort(25.0, 60.0, MIN_SAMPLES, 1.15),
+    "standard": Effort(60.0, 60.0, 2 * MIN_SAMPLES, 25.0, math.inf),
+    "quick": Effort(25.0, 20.0, MIN_SAMPLES, 20.0, 1.15),
 }
 
 
@@ -166,6 +168,7 @@ class GpuWorker:
             sets=sets,
             budget_ms=EFFORTS[effort].final_ms,
             min_samples=EFFORTS[effort].final_samples,
+            settle_ms=EFFORTS[effort].final_settle_ms,
             race=EFFORTS[effort].final_race,
             keep=[str(i) for i in keep],
         )

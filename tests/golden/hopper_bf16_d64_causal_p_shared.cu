@@ -321,6 +321,12 @@ __device__ __forceinline__ u32 ld_shared_b32(u32 address) {
   return value;
 }
 
+// The value itself, of which the compiler knows nothing: what depends on it stays where it is.
+__device__ __forceinline__ float opaque_f32(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
+}
+
 // The bits set in the value of any of `lanes`, the lanes that are here. ptxas knows that the result
 // is the same in all of them: what follows from it lives in uniform registers, as descriptors do.
 __device__ __forceinline__ u32 redux_or_b32(u32 value, u32 lanes) {
@@ -709,7 +715,9 @@ __device__ __forceinline__ void softmax_optimistic(float (&m_i)[2], float (&l_i)
   exponentiate(P_lane, sum, S_rmem, base_log2, scale_log2);
   // NaN (from m_i = -inf) is out of range too.
   if (vote_any(!(sum[0] < OPTIMISTIC_LIMIT) || !(sum[1] < OPTIMISTIC_LIMIT))) {
-    softmax_exact<false>(m_i, l_i, O_rmem, P_lane, S_rmem, scale_log2);
+    // A scale of its own, so that what both ways compute is not moved before the choice.
+    const float own_scale = opaque_f32(scale_log2);
+    softmax_exact<false>(m_i, l_i, O_rmem, P_lane, S_rmem, own_scale);
   } else {
     l_i[0] += sum[0];
     l_i[1] += sum[1];

@@ -85,6 +85,26 @@ def test_rounds_are_shuffled_and_meet_every_name_equally():
     assert watch.sets == [1, 2, 3]
 
 
+def test_each_name_runs_alone_before_its_sample():
+    """A kernel whose own power lowers the clock shows it only where nobody else cools the card in between."""
+    heat = {"hot": 0, "cool": 0}
+
+    def call(name, ms):
+        def run(i):
+            other = "cool" if name == "hot" else "hot"
+            heat[name], heat[other] = heat[name] + 1, 0
+            return ms * (1.3 if name == "hot" and heat[name] > 5 else 1.0)
+
+        return run
+
+    calls = {"hot": call("hot", 1.0), "cool": call("cool", 1.1)}
+    together = time_interleaved(calls, budget_ms=0, stopwatch=FakeStopwatch())
+    assert together["hot"].median_ms < together["cool"].median_ms
+    alone = time_interleaved(calls, budget_ms=0, settle_ms=20.0, stopwatch=FakeStopwatch())
+    assert alone["hot"].median_ms == 1.3 and alone["cool"].median_ms == 1.1
+    assert alone["hot"].samples == together["hot"].samples
+
+
 def test_drift_meets_all_alike():
     """A card that slows down by half during the measurement must not change who is faster."""
     now = [0]
