@@ -123,7 +123,7 @@ def test_an_error_with_json_is_json(as_json):
     ("family", "settings", "instruction"),
     [
         ("forward_sm80", "--set B_c=32 --set num_stages=1", "mma_m16n8k16"),
-        ("forward_sm90", "--set B_c=96 --set q_stages=1", "wgmma_m64n96k16"),
+        ("forward_sm90", "--set B_c=96 --set num_warpgroups=3", "wgmma_m64n96k16"),
     ],
 )
 def test_generate_writes_the_source(cli, as_json, tmp_path, family, settings, instruction):

@@ -14,7 +14,7 @@ CAUSAL = request_of(64, causal=True).problem.traced().spec.mask
 
 
 def config(B_c):
-    return HOPPER.config_type(1, B_c, 2, 1, "exact", False, "grid")
+    return HOPPER.config_type(1, B_c, 2, 1, "exact", False, "grid", "registers", False)
 
 
 def at(length, ratio=1):

@@ -24,7 +24,7 @@ def facts(config, *, causal=False, shape=SHAPE, family=HOPPER):
 
 
 def config(num_warpgroups=2, B_c=128, schedule="static"):
-    return HOPPER.config_type(num_warpgroups, B_c, 2, 1, "optimistic", False, schedule)
+    return HOPPER.config_type(num_warpgroups, B_c, 2, 1, "optimistic", False, schedule, "registers", False)
 
 
 def test_waves_and_idle_time_are_counted():
