@@ -15,7 +15,7 @@ from flashsmith.runtime.tune.cost_model import LAUNCH_MS, estimate
 from flashsmith.runtime.tune.cost_model_sm90 import tile_cost
 from flashsmith.runtime.tune.gpus import gpu_model
 from flashsmith.runtime.tune.request import TuneProblem, usual_shape
-from flashsmith.runtime.tune.seeds import rank_by_model, seeds_for
+from flashsmith.runtime.tune.seeds import rank_by_model, seeds_for, space_at
 from flashsmith.runtime.tune.tiles import TileCounter
 
 FAMILY = FAMILIES["forward_sm90"]
@@ -90,10 +90,13 @@ def test_what_is_known_to_be_fast_is_tried_among_the_first_four_or_close_to_the_
     fast = [known(*values, causal=causal) for values in KNOWN[case]]
     problem, shape = TuneProblem(head_dim=head_dim, causal=causal), usual_shape(seqlen, head_dim=head_dim)
     spec = problem.traced().spec
-    space = FAMILY.space(spec, SM90)
+    space = space_at(FAMILY, spec, FAMILY.space(spec, SM90), shape)
     ranked = rank_by_model(FAMILY, spec, space, arch=SM90, gpu=GPU, shape=shape, tiles=TileCounter(problem, shape))
+    assert {one for one, _ in ranked} == set(space)
+    # What was measured kept P_ij in registers: see `test_p_in_shared_memory_costs_what_was_measured` for the others.
+    space = tuple(one for one in space if one.p_operand == "registers")
+    ranked = [(one, guess) for one, guess in ranked if one.p_operand == "registers"]
     times = {one: guess.ms / ranked[0][1].ms for one, guess in ranked}
-    assert set(times) == set(space)
     assert all(times[one] < 1.05 for one in fast)
     seeds = seeds_for(
         default=FAMILY.default_config(spec, SM90),
@@ -232,6 +235,15 @@ def test_p_in_shared_memory_is_written_and_read():
     cost, shared = tile_cost(spec, one), tile_cost(spec, replace(one, p_operand="shared"))
     assert shared.smem_bytes == cost.smem_bytes + 2 * 2 * 2 * 64 * 96
     assert shared.cycles >= cost.cycles
+
+
+@pytest.mark.xfail(strict=True, reason="The model knows of P_ij in shared memory what the pipes do, not the waits.")
+@pytest.mark.parametrize("seqlen", [512, 1024, 2048, 16384])
+def test_p_in_shared_memory_costs_what_was_measured(seqlen):
+    """An H200 took 6 to 7 % longer with this config's P_ij in shared memory; of five lengths, 4096 alone 1 % less."""
+    one = config(3, 128, 3, 2, "optimistic", True, "static")
+    ratio = guess(one, head_dim=64, seqlen=seqlen, p_operand="shared").ms / guess(one, head_dim=64, seqlen=seqlen).ms
+    assert 1.03 < ratio < 1.1
 
 
 def test_packed_heads_share_the_loads_of_their_keys():
