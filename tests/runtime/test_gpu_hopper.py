@@ -43,12 +43,12 @@ def on_hopper():
 def drawing(monkeypatch):
     """Calls use the default configs, whatever was tuned: under a mask their blocks draw tiles."""
 
-    def default(spec, arch, device_name, shape, family):
+    def default(spec, arch, device_name, shape, family, **ways):
         config = family.default_config(spec, arch)
         assert config.schedule == "dynamic"
         return Resolution(config, "default")
 
-    monkeypatch.setattr(preparation, "resolve", default)
+    monkeypatch.setattr(preparation, "choose_config", default)
     reset()
     yield
     reset()

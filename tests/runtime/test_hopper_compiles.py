@@ -91,7 +91,7 @@ def test_a_kernel_with_packed_heads_passes_the_gate(head_dim: int, name: str, va
 @pytest.mark.parametrize(
     ("head_dim", "values"),
     [
-        (64, (3, 144, 2, 2, "optimistic", True, "static", "shared", False)),
+        (64, (3, 176, 2, 2, "optimistic", True, "static", "shared", False)),
         (64, (3, 192, 2, 2, "exact", True, "static", "shared", False)),
         (64, (4, 96, 3, 2, "wary", True, "static", "shared", False)),
         (128, (3, 128, 2, 1, "exact", True, "static", "shared", False)),
