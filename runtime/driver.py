@@ -26,7 +26,7 @@ LIBRARY_NAMES: tuple[str, ...] = (
 _NOT_INITIALIZED = 3
 _NO_DEVICE = 100
 _INVALID_IMAGE = 200
-_INVALID_CONTEXT = 201
+INVALID_CONTEXT = 201
 _NO_BINARY_FOR_GPU = 209
 _UNSUPPORTED_PTX_VERSION = 222
 _INVALID_HANDLE = 400
@@ -281,7 +281,7 @@ def _relaunch(
     library = started_library()
     current = ctypes.c_void_p()
     library.cuCtxGetCurrent(ctypes.byref(current))
-    if code in (_INVALID_CONTEXT, _INVALID_HANDLE) and current.value != function.context.value:
+    if code in (INVALID_CONTEXT, _INVALID_HANDLE) and current.value != function.context.value:
         with _pushed(library, function.context):
             code = _launch_kernel(
                 function.handle, *grid, threads, 1, 1, smem_bytes, ctypes.c_void_p(stream), pointers, None

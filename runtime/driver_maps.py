@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 from ..generator.errors import SpecError
 from . import driver
@@ -19,8 +20,9 @@ def encode_tensor_map(
     """The 128 bytes of a tiled tensor map with 128-byte swizzle and zeros outside (cuTensorMapEncodeTiled).
 
     `dtype` is fp16 or bf16; `sizes` and `box` count elements, innermost first; `strides` are bytes, of all dimensions
-    but the innermost. Raises SpecError for another dtype, MissingComponentError without a driver, and LaunchError
-    where the driver refuses the map.
+    but the innermost. A thread that never touched CUDA, which has no context, borrows device 0's: a map is the same for
+    all GPUs of a machine that Hopper kernels run on. Raises SpecError for another dtype, MissingComponentError without
+    a driver, and LaunchError where the driver refuses the map.
     """
     if dtype not in _DTYPES:
         raise SpecError(f"A tensor map's dtype must be one of {', '.join(_DTYPES)}, but got {dtype!r}.")
@@ -28,7 +30,7 @@ def encode_tensor_map(
     storage = (ctypes.c_char * (TENSOR_MAP_BYTES + _ALIGNMENT))()
     start = -ctypes.addressof(storage) % _ALIGNMENT
     rank = len(sizes)
-    code = library.cuTensorMapEncodeTiled(
+    arguments: tuple[Any, ...] = (
         ctypes.byref(storage, start),
         ctypes.c_int(_DTYPES[dtype]),
         ctypes.c_uint32(rank),
@@ -42,5 +44,9 @@ def encode_tensor_map(
         ctypes.c_int(_L2_PROMOTION_128B),
         ctypes.c_int(_ZEROS_OUTSIDE),
     )
+    code = library.cuTensorMapEncodeTiled(*arguments)
+    if code == driver.INVALID_CONTEXT:
+        with driver.on_device(0):
+            code = library.cuTensorMapEncodeTiled(*arguments)
     driver.check(library, code, f"encoding a tensor map of sizes {sizes}, byte strides {strides} and box {box}")
     return storage.raw[start : start + TENSOR_MAP_BYTES]

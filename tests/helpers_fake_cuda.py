@@ -90,6 +90,7 @@ unsigned long long fake_map_numbers[20];
 int cuTensorMapEncodeTiled(P map, int dtype, unsigned rank, P address, const unsigned long long* sizes,
                            const unsigned long long* strides, const unsigned* box, const unsigned* steps,
                            int interleave, int swizzle, int promotion, int fill) {
+  if (!depth) return 201;
   ++fake_maps;
   if ((unsigned long long)map % 64) return 1;
   unsigned long long numbers[20] = {dtype, rank, (unsigned long long)address, interleave, swizzle, promotion, fill};

@@ -9,6 +9,7 @@ import pytest
 from helpers_fake_cuda import FakeCuda
 
 from flashsmith.generator.errors import LaunchError, MissingComponentError, SpecError
+from flashsmith.runtime.driver import on_device
 from flashsmith.runtime.driver_maps import TENSOR_MAP_BYTES, encode_tensor_map
 
 SIZES, STRIDES, BOX = (72, 47, 3, 2), (432, 144, 1 << 34), (64, 96, 1, 1)
@@ -41,6 +42,15 @@ def test_the_map_is_encoded_at_an_aligned_address_wherever_memory_lies(fake: Fak
         keep.append(encode_tensor_map(16 * i, "bf16", SIZES, STRIDES, BOX))
         keep.append(bytearray(i))  # moves the next allocation
     assert fake.maps == 64
+
+
+def test_a_thread_without_a_context_borrows_one(fake: FakeCuda) -> None:
+    assert fake.depth == 0
+    assert len(encode_tensor_map(64, "bf16", SIZES, STRIDES, BOX)) == TENSOR_MAP_BYTES
+    assert fake.depth == 0 and fake.maps == 1
+    with on_device(0):  # one that is current is used as it is
+        encode_tensor_map(64, "bf16", SIZES, STRIDES, BOX)
+        assert fake.depth == 1
 
 
 def test_a_refused_map_says_sizes_strides_and_box(fake: FakeCuda) -> None:
