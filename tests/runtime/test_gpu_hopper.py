@@ -242,6 +242,22 @@ def test_threads_with_streams_of_their_own(drawing):
     assert right == dict.fromkeys(range(len(sets)), True)
 
 
+def test_a_thread_that_never_used_cuda_repeats_a_call():
+    """Its outputs come from torch's cache, at addresses whose tensor maps are still to be made."""
+    q, k, v = inputs()
+    expected = flashsmith.attention(q, k, v)
+    for _ in range(3):  # a repeated call
+        assert torch.equal(flashsmith.attention(q, k, v), expected)
+    unused = [torch.empty_like(expected) for _ in range(8)]
+    torch.cuda.synchronize()
+    del unused
+    found = []
+    thread = threading.Thread(target=lambda: found.extend([flashsmith.attention(q, k, v) for _ in range(4)]))
+    thread.start()
+    thread.join()
+    assert len(found) == 4 and all(torch.equal(out, expected) for out in found)
+
+
 def test_two_graphs_run_at_once_and_beside_eager_calls(drawing):
     """Both were captured on one stream, so a pair of counters per stream would be shared by their replays."""
     sets = [inputs(b=4, sq=1024, sk=1024, h=8, hk=8, seed=seed) for seed in range(3)]
