@@ -14,7 +14,7 @@ FIRST, SECOND = (SpecToCompile(AttentionSpec(head_dim=d), HOPPER, place) for pla
 
 
 def configs(*sizes):
-    return [HOPPER.config_type(1, B_c, 2, 1, "exact", False, "grid") for B_c in sizes]
+    return [HOPPER.config_type(1, B_c, 2, 1, "exact", False, "grid", "registers", False) for B_c in sizes]
 
 
 @pytest.fixture
