@@ -258,10 +258,10 @@ def capture_id(stream: int) -> int:
 
 
 @contextmanager
-def on_device(index: int) -> Iterator[None]:
-    """Makes the primary context of GPU `index` current in this thread, and the former one afterwards."""
+def on_device(index: int | None) -> Iterator[None]:
+    """Makes GPU `index`'s primary context (None: any in use) current in this thread, and the former one afterwards."""
     library = started_library()
-    with _pushed(library, _primary_context(library, index)):
+    with _pushed(library, _primary_context(library, next(iter(_contexts), 0) if index is None else index)):
         yield
 
 

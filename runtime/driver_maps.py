@@ -20,8 +20,8 @@ def encode_tensor_map(
     """The 128 bytes of a tiled tensor map with 128-byte swizzle and zeros outside (cuTensorMapEncodeTiled).
 
     `dtype` is fp16 or bf16; `sizes` and `box` count elements, innermost first; `strides` are bytes, of all dimensions
-    but the innermost. A thread that never touched CUDA, which has no context, borrows device 0's: a map is the same for
-    all GPUs of a machine that Hopper kernels run on. Raises SpecError for another dtype, MissingComponentError without
+    but the innermost. A thread that never touched CUDA, which has no context, borrows one that is in use: a map is the
+    same for all Hopper GPUs. Raises SpecError for another dtype, MissingComponentError without
     a driver, and LaunchError where the driver refuses the map.
     """
     if dtype not in _DTYPES:
@@ -46,7 +46,7 @@ def encode_tensor_map(
     )
     code = library.cuTensorMapEncodeTiled(*arguments)
     if code == driver.INVALID_CONTEXT:
-        with driver.on_device(0):
+        with driver.on_device(None):
             code = library.cuTensorMapEncodeTiled(*arguments)
     driver.check(library, code, f"encoding a tensor map of sizes {sizes}, byte strides {strides} and box {box}")
     return storage.raw[start : start + TENSOR_MAP_BYTES]

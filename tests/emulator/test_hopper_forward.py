@@ -119,6 +119,15 @@ def test_a_tile_that_overflows_is_redone(softmax: str, p_operand: str, dtype: st
 
 
 @pytest.mark.parametrize("softmax", ["optimistic", "wary"])
+def test_the_narrowest_tile(softmax: str) -> None:
+    case = Case(70, 200, config(1, 16, softmax=softmax), call={"causal": True})
+    problem, q, k, v = problem_and_inputs(case, factor=128.0)
+    out, lse, report = emulate(case, problem, q, k, v)
+    assert report.clean, report
+    check(problem, q, k, v, out=out, lse=lse)
+
+
+@pytest.mark.parametrize("softmax", ["optimistic", "wary"])
 @pytest.mark.parametrize(
     ("dtype", "factor", "wild"), [("bf16", 16.0, False), ("bf16", 128.0, True), ("fp16", 16.0, True)]
 )
