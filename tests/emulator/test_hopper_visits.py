@@ -1,4 +1,4 @@
-"""Masks under which rows or warpgroups see nothing of a tile: consumers pass exactly the tiles that the producer loads."""
+"""Masks under which rows or warpgroups see nothing of a tile: consumers pass the tiles that the producer loads."""
 
 from __future__ import annotations
 
@@ -9,14 +9,37 @@ import torch
 from helpers_hopper_forward import Case, check, config, emulate, problem_and_inputs
 
 SHOWN = (torch.arange(320 * 320).reshape(320, 320) * 7919 % 11 < 5).contiguous()
+INVERTED = -200
 
 
 def shown(b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
     return SHOWN[q_idx, kv_idx]
 
 
+def behind_a_prefix(b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    return (kv_idx >= 200) & (kv_idx <= q_idx)
+
+
+def falling(b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    return (kv_idx >= 256) & (kv_idx <= 300 - 2 * q_idx)
+
+
+def nothing(b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    return (kv_idx <= q_idx) & (q_idx - INVERTED <= kv_idx)
+
+
 drawing = {"schedule": "dynamic", "q_stages": 2, "softmax": "wary", "pingpong": True}
 CASES: Mapping[str, Case] = {
+    # The own rows' last key lies before the first one that the whole tile visits.
+    "causal behind a hidden prefix": Case(256, 256, config(4, 32), call={"mask_mod": behind_a_prefix}),
+    "causal behind a hidden prefix, turns": Case(
+        256, 256, config(2, 32, **drawing), call={"mask_mod": behind_a_prefix}, heads=(2, 1)
+    ),
+    "causal behind a hidden prefix, packed": Case(
+        128, 256, config(2, 32, pack_gqa=True), call={"mask_mod": behind_a_prefix}, heads=(2, 1)
+    ),
+    "the last rows see nothing": Case(128, 320, config(2, 64), call={"mask_mod": falling}),
+    "a window turned inside out": Case(250, 250, config(2, 32), call={"mask_mod": nothing}),
     # A mask from memory shows no tile in full, and a window begins behind tile 0.
     "memory and a left window": Case(320, 320, config(2, 32), call={"mask_mod": shown, "window_size": (40, -1)}),
     "memory and a causal window": Case(
