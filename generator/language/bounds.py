@@ -25,8 +25,7 @@ _SEQLEN_K = leaf("seqlen_k")
 @dataclass(frozen=True, slots=True)
 class KvBounds:
     """Half-open key ranges of rows [q_first, q_last], as nodes: every visible key lies in the visit range, every row
-    sees every key of the full range, and 0 <= visit_begin <= full_begin <= full_end <= visit_end <= seqlen_k unless the
-    full range is empty, where full_begin = full_end.
+    sees every key of the full range, and 0 <= visit_begin <= full_begin <= full_end <= visit_end <= seqlen_k.
 
     `exact`: the tiles of the visit range outside the full range need the mask, and no further classification pays.
     """
@@ -93,7 +92,7 @@ def kv_bounds(graph: Graph) -> KvBounds:
     visit_begin = _clip(shape.visit.begin, ZERO, _SEQLEN_K, ZERO)
     visit_end = _clip(shape.visit.end, ZERO, _SEQLEN_K, _SEQLEN_K)
     visit_begin = build("min", visit_begin, visit_end)
-    full_begin = full_end = ZERO
+    full_begin = full_end = visit_begin
     if shape.full != _NOTHING:
         full_begin = _clip(shape.full.begin, visit_begin, visit_end, visit_begin)
         full_end = _clip(shape.full.end, full_begin, visit_end, visit_end)

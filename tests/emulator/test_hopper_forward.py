@@ -118,6 +118,19 @@ def test_a_tile_that_overflows_is_redone(softmax: str, p_operand: str, dtype: st
         assert report.counters["vote_any"] == calm["vote_any"]
 
 
+@pytest.mark.parametrize("softmax", ["exact", "optimistic", "wary"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_many_small_probabilities_count_beside_a_large_one(softmax: str, dtype: str) -> None:
+    """The last key, met first, is e^13 above 511 others, whose values are all that is not 0."""
+    case = Case(64, 512, config(1, 64, softmax=softmax), dtype=dtype)
+    problem, q, k, v = problem_and_inputs(case)
+    q, k, v = torch.zeros_like(q), torch.zeros_like(k), torch.full_like(v, 1000.0)
+    q[..., 0], k[:, -1, :, 0], v[:, -1] = 1.0, 13.0 * 8.0, 0.0
+    out, lse, report = emulate(case, problem, q, k, v)
+    assert report.clean, report
+    check(problem, q, k, v, out=out, lse=lse)
+
+
 @pytest.mark.parametrize("softmax", ["optimistic", "wary"])
 def test_the_narrowest_tile(softmax: str) -> None:
     case = Case(70, 200, config(1, 16, softmax=softmax), call={"causal": True})

@@ -65,7 +65,7 @@ def test_random_key_ranges_hold_every_visible_key(tile: tuple[Random, tuple[int,
     begin, end, full_begin, full_end = kv_bounds(traced.graph).values(
         b=1, h=2, q=q, seqlen_q=8, seqlen_k=16, nheads=3, scalars=traced.scalars, tables=traced.tables
     )
-    assert 0 <= begin <= end <= 16 and full_begin <= full_end
+    assert 0 <= begin <= full_begin <= full_end <= end <= 16
     for kv in range(16):
         column = [oracle(1, 2, i, kv) for i in range(q[0], q[1] + 1)]
         assert begin <= kv < end or not any(column), mask.traced

@@ -379,7 +379,7 @@ __device__ __forceinline__ Visit own_visit(const Arguments& args, const Tile& ti
   const int q_first = visit.q_first + warpgroup * 64;
   Visit own = visit_of(args, tile, q_first, 64);
   if (q_first >= args.seqlen_q) own.j_end = visit.j_begin;
-  own.j_end = min_s32(own.j_end, visit.j_end);
+  own.j_end = min_s32(max_s32(own.j_end, visit.j_begin), visit.j_end);
   own.j_begin = min_s32(max_s32(own.j_begin, visit.j_begin), own.j_end);
   return own;
 }

@@ -38,11 +38,12 @@ constexpr int V_BYTES = B_c * SUBTILES_V * 128;  // one stage
 constexpr float LN_2 = 0.69314718055994530942f;
 // P_ij = 2^(S_ij - m_i - HEADROOM), in units of log2(e): later scores may pass m_i by far before a
 // thread's sum of P_ij over one tile reaches the limit; then the tile is redone with a new m_i.
-constexpr float HEADROOM = 6.0f;  // P_ij is a 16-bit float: below 65504
+// None: P_ij is a 16-bit float, at most 65504, and 0 below 2^-25, however many such keys there are.
+constexpr float HEADROOM = 0.0f;
 constexpr float OPTIMISTIC_LIMIT = 3.0e4f;
 // Scores of a row farther apart than this are taken exactly from the start: a normal distribution
 // that spreads so far has a maximum over many tiles beyond the limit. Worth asking for some tiles.
-constexpr float WILD_RANGE = 63.0f;
+constexpr float WILD_RANGE = 45.0f;
 constexpr int WILD_TILES = 4;
 constexpr int DOUBTFUL_TILES = 4;  // taken exactly after one whose maximum rose beyond the limit
 
