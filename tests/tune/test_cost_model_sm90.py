@@ -8,7 +8,7 @@ import pytest
 
 from flashsmith.generator.arch import ARCHS
 from flashsmith.generator.families import FAMILIES
-from flashsmith.generator.families.forward_sm90 import ForwardSm90Config
+from flashsmith.generator.families.forward_sm90 import ForwardSm90, ForwardSm90Config
 from flashsmith.generator.language.bounds import kv_bounds
 from flashsmith.generator.spec import ProblemShape
 from flashsmith.runtime.tune.cost_model import LAUNCH_MS, estimate
@@ -25,7 +25,7 @@ PEAK_TFLOPS = 4096 * GPU.sm_count * GPU.clock_ghz / 1e3
 
 
 FIELDS = ("num_warpgroups", "B_c", "num_stages", "q_stages", "softmax", "pingpong", "schedule")
-DEFAULT = FAMILY.default_config(TuneProblem(head_dim=64).traced().spec, SM90)
+DEFAULT = ForwardSm90().default_configs(TuneProblem(head_dim=64).traced().spec, SM90)[0]
 
 
 def config(*values) -> ForwardSm90Config:
