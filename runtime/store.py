@@ -9,7 +9,8 @@
    and `PREDICTED_OCTAVES` for a predicted one;
 4. the user's file before the packaged one.
 A record whose config the family no longer accepts, or whose kernel breaks the build gate for this spec, is passed over;
-so is one tuned at lengths more than `REACH_OCTAVES` shorter than the call's.
+so is one tuned at lengths more than `REACH_OCTAVES` shorter than the call's, and one of other lengths whose blocks would
+have over `EMPTY_ROWS` of their rows empty where the default's have fewer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..generator.arch import Arch
 from ..generator.errors import FlashsmithError
@@ -65,6 +66,8 @@ PREDICTED_OCTAVES = 1.0
 #: Winners at short lengths are chosen by what surrounds the main loop, which long lengths hardly see: beyond this many
 #: octaves the default is taken. A choice, not yet measured side by side.
 REACH_OCTAVES = 1.5
+#: Of the rows of a call's blocks: 192 rows a block for 128 queries leave a third empty, and were a tenth slower than 128.
+EMPTY_ROWS = 0.25
 #: After this many configs that break the build gate the default is taken: each has cost a compile.
 MAX_REFUSED = 3
 _OTHER_DTYPE = {"bf16": "fp16", "fp16": "bf16"}
@@ -128,6 +131,9 @@ def resolve(
         if config is None or config in refused or not _reaches(candidate.record.bucket, shape):
             continue
         if family.shape_reason(spec, config, shape) is not None:  # tuned for another ratio of heads
+            continue
+        tuned_here = same_bucket(candidate.record.bucket, shape)
+        if not tuned_here and _wastes_rows(config, family.default_config(spec, arch), shape):
             continue
         reason = refusal(config) if refusal is not None else ""
         if not reason:
@@ -205,6 +211,16 @@ def _reaches(bucket: ProblemShape, shape: ProblemShape) -> bool:
     """Whether a record of `bucket` may serve lengths as long as those of `shape`."""
     limit = 2**REACH_OCTAVES
     return shape.seqlen_q <= limit * max(bucket.seqlen_q, 1) and shape.seqlen_k <= limit * max(bucket.seqlen_k, 1)
+
+
+def _wastes_rows(config: KernelConfig, default: KernelConfig, shape: ProblemShape) -> bool:
+    """Whether blocks of `config` leave more than `EMPTY_ROWS` of their rows without a query, and more than `default`."""
+
+    def empty(one: Any) -> float:
+        rows = shape.seqlen_q * (shape.gqa_ratio if getattr(one, "pack_gqa", False) else 1)
+        return 1 - rows / max(-(-rows // one.B_r) * one.B_r, 1)
+
+    return empty(config) > max(EMPTY_ROWS, empty(default))
 
 
 def stale_reason(record: Record, current: Provenance) -> str:

@@ -101,6 +101,18 @@ def test_the_nearest_bucket_by_log2_distance(store, caplog):
     assert len(caplog.records) == 1
 
 
+def test_a_neighbour_whose_blocks_would_be_empty_to_a_larger_part_is_passed_over(store):
+    rows = FAMILY.default_config(SPEC, ARCH).B_r
+    wide = next(c for c in SPACE if c.B_r > rows)
+    narrow = next(c for c in SPACE if c.B_r <= rows and c != FAMILY.default_config(SPEC, ARCH))
+    store.save(record(wide, shape=at(4 * rows)), record(narrow, shape=at(8 * rows)))
+    assert store.resolve(shape=at(4 * rows)).config == wide
+    assert store.resolve(shape=at(rows)).config == narrow  # half of a block of 2 * rows would be empty
+    assert store.resolve(shape=at(3 * rows)).config == wide
+    store.save(record(wide, shape=at(rows)))
+    assert store.resolve(shape=at(rows)).config == wide  # measured there
+
+
 def test_winners_of_short_lengths_do_not_serve_long_ones(store):
     store.save(record(FIRST, shape=at(1024)))
     assert store.resolve(shape=at(2048)).config == FIRST
