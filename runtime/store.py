@@ -9,8 +9,8 @@
    and `PREDICTED_OCTAVES` for a predicted one;
 4. the user's file before the packaged one.
 A record whose config the family no longer accepts, or whose kernel breaks the build gate for this spec, is passed over;
-so is one tuned at lengths more than `REACH_OCTAVES` shorter than the call's, and one of other lengths whose blocks would
-have over `EMPTY_ROWS` of their rows empty where the default's have fewer.
+so is one tuned at lengths more than `REACH_OCTAVES` shorter than the call's, and one of other lengths whose blocks
+would have over `EMPTY_ROWS` of their rows empty where the default's have fewer.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ PREDICTED_OCTAVES = 1.0
 #: Winners at short lengths are chosen by what surrounds the main loop, which long lengths hardly see: beyond this many
 #: octaves the default is taken. A choice, not yet measured side by side.
 REACH_OCTAVES = 1.5
-#: Of the rows of a call's blocks: 192 rows a block for 128 queries leave a third empty, and were a tenth slower than 128.
+#: Of the rows of a call's blocks: 192 a block for 128 queries leave a third empty, and were a tenth slower than 128.
 EMPTY_ROWS = 0.25
 #: After this many configs that break the build gate the default is taken: each has cost a compile.
 MAX_REFUSED = 3
@@ -214,7 +214,7 @@ def _reaches(bucket: ProblemShape, shape: ProblemShape) -> bool:
 
 
 def _wastes_rows(config: KernelConfig, default: KernelConfig, shape: ProblemShape) -> bool:
-    """Whether blocks of `config` leave more than `EMPTY_ROWS` of their rows without a query, and more than `default`."""
+    """Whether blocks of `config` leave more than `EMPTY_ROWS` of their rows empty, and more than `default`'s."""
 
     def empty(one: Any) -> float:
         rows = shape.seqlen_q * (shape.gqa_ratio if getattr(one, "pack_gqa", False) else 1)

@@ -232,7 +232,7 @@ class ForwardSm90(Family):
                 "shared memory",
                 f"num_warpgroups={config.num_warpgroups}, B_c={config.B_c}, num_stages={config.num_stages},"
                 f" q_stages={config.q_stages}, p_operand={config.p_operand} need {need.smem_bytes} bytes of shared"
-                f" memory; {arch} allows {arch.smem_per_block}. Lower B_c or q_stages"
+                f" memory; {arch} allows {arch.smem_per_block}. Lower B_c, num_stages or q_stages"
                 f"{', or use p_operand=registers' * shared}.",
             )
         if need.registers > need.register_cap:
