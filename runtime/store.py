@@ -217,8 +217,8 @@ def _wastes_rows(config: KernelConfig, default: KernelConfig, shape: ProblemShap
     """Whether blocks of `config` leave more than `EMPTY_ROWS` of their rows empty, and more than `default`'s."""
 
     def empty(one: Any) -> float:
-        rows = shape.seqlen_q * (shape.gqa_ratio if getattr(one, "pack_gqa", False) else 1)
-        return 1 - rows / max(-(-rows // one.B_r) * one.B_r, 1)
+        rows, B_r = shape.seqlen_q * (shape.gqa_ratio if getattr(one, "pack_gqa", False) else 1), int(one.B_r)
+        return 1 - rows / max(-(-rows // B_r) * B_r, 1)
 
     return empty(config) > max(EMPTY_ROWS, empty(default))
 
