@@ -66,7 +66,7 @@ PREDICTED_OCTAVES = 1.0
 #: Winners at short lengths are chosen by what surrounds the main loop, which long lengths hardly see: beyond this many
 #: octaves the default is taken. A choice, not yet measured side by side.
 REACH_OCTAVES = 1.5
-#: Of the rows of a call's blocks: 192 a block for 128 queries leave a third empty, and were a tenth slower than 128.
+#: Of the rows of a call's blocks: 192 a block for 128 queries, say, leave a third empty. A choice, not measured.
 EMPTY_ROWS = 0.25
 #: After this many configs that break the build gate the default is taken: each has cost a compile.
 MAX_REFUSED = 3
@@ -126,6 +126,7 @@ def resolve(
     family = family if family is not None else choose_family(spec, arch).family
     candidates = nearest_records(spec, arch, device_name, shape, family, current=current, user=user, packaged=packaged)
     refused: dict[KernelConfig, str] = {}
+    usual = family.default_config(spec, arch)
     for candidate in candidates:
         config = _valid_config(candidate, spec, arch, family)
         if config is None or config in refused or not _reaches(candidate.record.bucket, shape):
@@ -133,7 +134,7 @@ def resolve(
         if family.shape_reason(spec, config, shape) is not None:  # tuned for another ratio of heads
             continue
         tuned_here = same_bucket(candidate.record.bucket, shape)
-        if not tuned_here and _wastes_rows(config, family.default_config(spec, arch), shape):
+        if not tuned_here and _wastes_rows(config, usual, shape):
             continue
         reason = refusal(config) if refusal is not None else ""
         if not reason:
@@ -148,7 +149,7 @@ def resolve(
         )
         if len(refused) == MAX_REFUSED:
             break
-    config = default() if default is not None else family.default_config(spec, arch)
+    config = default() if default is not None else usual
     note = f"No tuned config for {spec} on {device_name or arch}; the default of {family.name} is used."
     if refused:
         note = f"No tuned config fits {spec} on {device_name or arch}; the default of {family.name} is used."
@@ -217,7 +218,7 @@ def _wastes_rows(config: KernelConfig, default: KernelConfig, shape: ProblemShap
     """Whether blocks of `config` leave more than `EMPTY_ROWS` of their rows empty, and more than `default`'s."""
 
     def empty(one: Any) -> float:
-        rows, B_r = shape.seqlen_q * (shape.gqa_ratio if getattr(one, "pack_gqa", False) else 1), int(one.B_r)
+        rows, B_r = shape.seqlen_q * int(one.heads_per_tile(shape)), int(one.B_r)
         return 1 - rows / max(-(-rows // B_r) * B_r, 1)
 
     return empty(config) > max(EMPTY_ROWS, empty(default))

@@ -72,6 +72,10 @@ class KernelConfig:
 
     family: ClassVar[str]
 
+    def heads_per_tile(self, shape: ProblemShape) -> int:
+        """The heads of Q whose rows one tile holds: 1, but for kernels that pack those of a KV head."""
+        return 1
+
     def to_dict(self) -> dict[str, int | bool | str]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 

@@ -28,8 +28,8 @@ WARPGROUP_ROWS = 64
 #: Consumer warpgroups -> registers per thread of (the producer, a consumer). With the launch's own registers times its
 #: threads as the sum, setmaxnreg moves them from the producer to the consumers.
 REGISTERS = {1: (56, 240), 2: (24, 240), 3: (32, 160), 4: (32, 112)}
-#: Of 50 MB of L2, each half of an H200 keeps what it reads in its own. Sections of 16 MiB were up to 2 % faster than
-#: of 32 MiB, and up to 8 % faster than of 64 MiB (d128 and d256 causal, lengths 2k to 16k).
+#: Keys and values of the heads that run together take up to this much of the L2 cache, of which each half of an H200
+#: keeps what it reads in its own.
 SECTION_BYTES = 16 << 20
 #: Of P_ij on its way to shared memory: 16 x 16 elements of a warp, and where they go.
 P_REGISTERS = 8
@@ -92,6 +92,9 @@ class ForwardSm90Config(KernelConfig):
     @property
     def B_r(self) -> int:
         return WARPGROUP_ROWS * self.num_warpgroups
+
+    def heads_per_tile(self, shape: ProblemShape) -> int:
+        return shape.gqa_ratio if self.pack_gqa else 1
 
     @property
     def stages_output(self) -> bool:

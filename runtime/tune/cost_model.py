@@ -93,7 +93,7 @@ def estimate(
         return None
     values: Any = config
     # A tile of packed heads has the rows of fewer queries, once for all of the group.
-    group = shape.gqa_ratio if getattr(config, "pack_gqa", False) else 1
+    group = config.heads_per_tile(shape)
     row_tiles = tiles.visited(values.B_r // group, values.B_c)
     heads = shape.batch * shape.nheads // group
     found = model(_Case(family, spec, config, arch, gpu, tiles, row_tiles, heads, group, registers))
